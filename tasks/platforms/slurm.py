@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from trnflow.tasks.errors import ConfigError, MachineError
-from trnflow.tasks.platforms.platform import MARGIN_SECONDS, STOPPED, Standing
+from trnflow.tasks.platforms.protocol import MARGIN_SECONDS, STOPPED, Standing
 
 OWN_OPTIONS = (
     "array", "clusters", "dependency", "error", "help", "input", "job-name", "nodes", "no-requeue", "open-mode", "output",

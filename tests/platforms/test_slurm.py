@@ -16,7 +16,7 @@ from tests.helpers.slurm import slurm_cluster
 from tests.helpers.waiting import wait_for
 from trnflow.tasks.errors import ConfigError, MachineError
 from trnflow.tasks.platforms import slurm
-from trnflow.tasks.platforms.platform import Platform, Standing
+from trnflow.tasks.platforms.protocol import Platform, Standing
 from trnflow.tasks.platforms.slurm import Slurm
 
 CHILD = "trap 'echo TERM of a child' TERM; while sleep 0.2; do true; done"

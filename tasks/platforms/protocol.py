@@ -25,23 +25,24 @@ class Standing(NamedTuple):
 
 
 class Platform(Protocol):
-    """Where jobs run. A ticket is the platform's own name of a job that was submitted."""
+    """Where jobs run. A ticket is the platform's own name of a job that was submitted.
+
+    check: Raise ConfigError or MachineError if no job can be submitted. Costs nothing.
+    submit: Hand over a job by its id in the store, and return its ticket. Raises ConfigError, MachineError.
+    look: Return how a job stands. Raises nothing.
+    end: End a job at once, without saving; harmless if it is over. Raises MachineError.
+    printed: Return the last lines that a job printed; "" if there are none, or they can't be read from here.
+    """
 
     @property
-    def kind(self) -> str:
-        """As in `launch.kind`."""
+    def kind(self) -> str: ...
 
-    def check(self) -> None:
-        """Raise ConfigError or MachineError if no job can be submitted. Costs nothing."""
+    def check(self) -> None: ...
 
-    def submit(self, job: str, command: Sequence[str]) -> str:
-        """Hand over a job, and return its ticket. Raises ConfigError, MachineError. job: its id in the store."""
+    def submit(self, job: str, command: Sequence[str]) -> str: ...
 
-    def look(self, ticket: str) -> Standing:
-        """Return how a job stands."""
+    def look(self, ticket: str) -> Standing: ...
 
-    def end(self, ticket: str) -> None:
-        """End a job at once, without saving; harmless if it is over. Raises MachineError."""
+    def end(self, ticket: str) -> None: ...
 
-    def printed(self, ticket: str) -> str:
-        """Return the last lines that a job printed; "" if there are none, or they can't be read from here."""
+    def printed(self, ticket: str) -> str: ...
