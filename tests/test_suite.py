@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -197,21 +196,62 @@ def test_a_folder_that_takes_a_fifth_more_than_its_budget_is_named() -> None:
     assert line == "tests/a: quick tests take 23 s, and their budget is 18 s (tests/budgets.json)"
 
 
-def test_what_failed_at_first_is_said_last(tmp_path: Path) -> None:
-    """`.ci/run` with a `make` whose tests fail once."""
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A folder with `.ci/run`, and programs that do as if: no test fails, and each installs Slurm."""
     for folder in (".ci", "shared/data", "bin", ".venv/bin", ".pytest_cache/v/cache"):
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(PROJECT / ".ci/run", tmp_path / ".ci")
-    (tmp_path / ".pytest_cache/v/cache/lastfailed").write_text('{"tests/test_a.py::test_b": true}')
-    programs = {"bin/make": '[ "$*" != "-o check test" ]', ".venv/bin/pytest": "echo 1 passed"}
+    # the machine's own sbatch must not be seen
+    for name in ("bash", "sh", "cat", "dirname", "mkdir", "rm", "python3"):
+        (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
+    programs = {"make": "echo $* without=$TRNFLOW_NO_SLURM >> made", "id": "echo 0", "apt-get": "echo apt-get $*"}
     for name, body in programs.items():
-        (tmp_path / name).write_text(f"#!/bin/sh\n{body}\n")
-        (tmp_path / name).chmod(0o755)
-    environ = os.environ | {"TRNFLOW_SHARED": str(tmp_path / "shared"), "PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
-    done = subprocess.run([tmp_path / ".ci/run"], env=environ, capture_output=True, text=True)
+        write_program(tmp_path / "bin" / name, body)
+    return tmp_path
+
+
+def write_program(file: Path, body: str) -> None:
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+
+
+def run_ci(folder: Path) -> str:
+    environ = {"TRNFLOW_SHARED": str(folder / "shared"), "PATH": str(folder / "bin")}
+    done = subprocess.run([folder / ".ci/run"], env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith("failed at first:\ntests/test_a.py::test_b\n") and "1 passed" in done.stdout
-    assert (tmp_path / ".pytest_cache/failed-at-first").read_text() == "tests/test_a.py::test_b\n"
+    return done.stdout
+
+
+def test_what_failed_at_first_is_said_last(checkout: Path) -> None:
+    """`.ci/run` with a `make` whose tests fail once."""
+    (checkout / ".pytest_cache/v/cache/lastfailed").write_text('{"tests/test_a.py::test_b": true}')
+    write_program(checkout / "bin/make", '[ "$*" != "-o check test" ]')
+    write_program(checkout / ".venv/bin/pytest", "echo 1 passed")
+    output = run_ci(checkout)
+    assert output.endswith("failed at first:\ntests/test_a.py::test_b\n") and "1 passed" in output
+    assert (checkout / ".pytest_cache/failed-at-first").read_text() == "tests/test_a.py::test_b\n"
+
+
+def test_slurm_is_installed_before_the_tests_where_it_is_missing(checkout: Path) -> None:
+    installs = "install -y --no-install-recommends slurm-wlm munge"
+    assert run_ci(checkout) == ""
+    assert (checkout / ".pytest_cache/slurm-installed").read_text() == f"apt-get {installs}\n"
+    assert (checkout / "made").read_text().splitlines()[0] == "check without="
+    write_program(checkout / "bin/sbatch", "")
+    write_program(checkout / "bin/apt-get", "touch called")
+    assert run_ci(checkout) == "" and not (checkout / "called").exists()
+
+
+@pytest.mark.parametrize(("program", "body"), [("apt-get", "echo no network; exit 100"), ("id", "echo 1000")])
+def test_that_slurm_can_not_be_installed_is_said_and_its_tests_are_skipped(
+    checkout: Path, program: str, body: str
+) -> None:
+    write_program(checkout / "bin" / program, body)
+    output = run_ci(checkout)
+    # at first and at last
+    assert output.count("NO SLURM: its tests are SKIPPED") == 2
+    assert {line.split()[-1] for line in (checkout / "made").read_text().splitlines()} == {"without=1"}
 
 
 def test_what_needs_torch_xla_is_skipped_without_it_and_no_more_than_allowed(small: Path) -> None:

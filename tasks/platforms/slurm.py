@@ -1,7 +1,6 @@
 """Slurm: a job is a batch job of one node, submitted by `sbatch`.
 
-The batch script starts a job again that was stopped or killed: Slurm itself does so only if it sees the node die before the
-job's step ends.
+The batch script starts a job again that was stopped or killed: Slurm itself does so only if the node dies.
 """
 
 from __future__ import annotations
@@ -44,14 +43,25 @@ KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"})
 
-# No `trap`: `scancel` must end this shell. A job that is being cancelled is not RUNNING, and `scontrol requeue` would bring
-# it back. `--export=ALL`, else a user's `--export=NONE` hides TRNFLOW_HOME from the step; all CPUs, else the step has one core
-# of those that the job has.
+# No `srun`: the signal would reach each process of the step, a stage's guard and its worker too, and training takes a second
+# SIGTERM for the wish to leave without saving. Shell and job are on one node.
+# `scontrol requeue` would bring back a job that is being cancelled: it is not RUNNING.
 SCRIPT = """\
 #!/bin/bash
 export TRNFLOW_HOME={home}/nodes/"$SLURMD_NODENAME"
-srun --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --export=ALL --kill-on-bad-exit=1 {command}
+{command} &
+job=$!
+stopped=
+trap 'stopped=yes; kill -TERM $job' TERM
+wait $job
 rc=$?
+# the trap ended `wait`, which did not see the exit code; 127: it did
+while [ -n "$stopped" ]; do
+    stopped=
+    wait $job
+    seen=$?
+    [ $seen -eq 127 ] || rc=$seen
+done
 restarts=${{SLURM_RESTART_COUNT:-0}}
 if [ $rc -eq {stopped} ] || {{ [ $rc -gt 128 ] && [ $rc -ne 130 ]; }}; then
     if [ "$restarts" -ge {retries} ]; then
@@ -122,7 +132,7 @@ class Slurm:
         try:
             _call("scancel", ticket)
         except MachineError as error:
-            if "Invalid job id" not in error.message and "already completed" not in error.message:
+            if "Invalid job id" not in error.message and "already complet" not in error.message:
                 raise
 
     def printed(self, ticket: str) -> str:
@@ -156,7 +166,7 @@ class Slurm:
         yield from ("--nodes=1", "--requeue", "--open-mode=append", "--dependency=singleton", f"--job-name={NAME}{job}")
         yield f"--output={str(self._folder).replace('%', '%%')}/slurm-%j.out"
         yield f"--time={math.ceil(self._seconds / 60)}"
-        yield f"--signal=TERM@{math.ceil(signal_seconds(self.grace_seconds))}"
+        yield f"--signal=B:TERM@{math.ceil(signal_seconds(self.grace_seconds))}"
 
     def _sbatch(self, job: str, command: Sequence[str], *how: str) -> str:
         try:
@@ -239,7 +249,7 @@ def _call(program: str, *arguments: str, text: str = "") -> str:
     except FileNotFoundError:
         raise MachineError(f"{program} is not installed here", "run it on the cluster's login node") from None
     except subprocess.TimeoutExpired:
-        raise MachineError(f"{program} did not answer within {CALL_SECONDS:.0f} s", "try again later: sinfo") from None
+        raise MachineError(f"{program} did not answer within {CALL_SECONDS:g} s", "try again later: sinfo") from None
     if ran.returncode:
         raise MachineError(
             f"{program}: {_brief(ran.stderr or ran.stdout)}", "check with `sinfo` that the cluster answers"
@@ -250,7 +260,8 @@ def _call(program: str, *arguments: str, text: str = "") -> str:
 def _brief(text: str) -> str:
     """Return the first line of a program's errors that says something, shortened."""
     lines = [
-        re.sub(r"^(s\w+: )?(error|fatal): |^(sbatch|allocation failure): ", "", line) for line in text.splitlines()
+        re.sub(r"^(s\w+: )?(\w+ )?(error|fatal): |^(sbatch|allocation failure): ", "", line)
+        for line in text.splitlines()
     ]
     return next((line.strip() for line in lines if line.strip()), "no reason given")[:200]
 

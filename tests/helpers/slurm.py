@@ -47,7 +47,7 @@ SlurmctldTimeout=10
 KillWait=10
 JobRequeue=1
 MailProg=/bin/true
-SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=2,requeue_delay=30
+SchedulerParameters=sched_interval=1,sched_min_interval=100000,bf_interval=2,requeue_delay=100
 AccountingStorageType=accounting_storage/none
 NodeName=n1 NodeHostname=n1 NodeAddr=127.0.0.1 Port={ports[1]} CPUs=2 RealMemory=4000 State=UNKNOWN
 NodeName=n2 NodeHostname=n2 NodeAddr=127.0.0.1 Port={ports[2]} CPUs=2 RealMemory=4000 State=UNKNOWN
@@ -109,24 +109,34 @@ class Slurm:
         """Return what a program of Slurm's prints; "" if it fails."""
         return subprocess.run(command, env=self.environ, capture_output=True, text=True, timeout=60).stdout
 
+    def log(self) -> str:
+        return (self.folder / "slurmctld.log").read_text()
+
     def kill_node(self, node: str) -> None:
         """End all processes of a node at once, as when its machine loses power."""
-        victims = [self._daemons[node].pid]
+        own = (f"{self.folder}/spool-{node}", f"{self.folder}/slurmd-{node}")
+        victims = {self._daemons[node].pid}
         for pid in self.processes():
-            named = f"SLURMD_NODENAME={node}".encode() in _environ(pid).split(b"\0")
-            with suppress(OSError):
-                # a slurmstepd has its node in its files alone
-                if named or f"spool-{node}" in " ".join(map(os.readlink, Path(f"/proc/{pid}/fd").iterdir())):
-                    victims.append(pid)
-        for pid in {*victims}:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            # a slurmstepd has its node in its files alone
+            if f"SLURMD_NODENAME={node}".encode() in _environ(pid).split(b"\0") or any(
+                file.startswith(own) for file in _files(pid)
+            ):
+                victims.add(pid)
+        # stopped first: a slurmstepd that outlives its job by a moment reports the job's end
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for pid in victims:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, number)
         self._daemons.pop(node).wait()
 
     def processes(self) -> list[int]:
-        """Return the processes of this cluster and its jobs: those with its SLURM_CONF."""
-        marks = f"SLURM_CONF={self.config}".encode()
-        return [pid for pid in _processes() if marks in _environ(pid).split(b"\0")]
+        """Return the processes of this cluster and its jobs: those with its SLURM_CONF, or files of its folder."""
+        mark = f"SLURM_CONF={self.config}".encode()
+        return [
+            pid
+            for pid in _processes()
+            if mark in _environ(pid).split(b"\0") or any(file.startswith(f"{self.folder}/") for file in _files(pid))
+        ]
 
     def close(self) -> None:
         """End all, by pid; AssertionError if a process was left by a job."""
@@ -156,6 +166,13 @@ def _environ(pid: int) -> bytes:
         return Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return b""
+
+
+def _files(pid: int) -> list[str]:
+    try:
+        return [os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir()]
+    except OSError:
+        return []
 
 
 def require_slurm() -> None:
