@@ -227,7 +227,7 @@ def test_what_is_ordered_is_checked_before_rows_are_made(tmp_path: Path) -> None
     write_own(here.folder)
     wrong = {
         ("--until", "trian"): "there is no stage trian",
-        ("--until", "tokenize_text"): "tokenize_text is a data stage, which runs here: a job begins behind pack_chunks",
+        ("--until", "tokenize_text"): "tokenize_text runs here: a job begins behind pack_chunks",
         ("launch.environment.TOKEN=hunter2",): "launch.environment.TOKEN may be a secret",
     }
     for words, said in wrong.items():
