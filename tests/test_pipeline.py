@@ -195,6 +195,7 @@ def test_a_bert_of_the_hub_s_format_on_real_tweets(shared: Path, tmp_path: Path)
     assert metrics["export_max_difference"] < 1e-4
 
 
+@pytest.mark.nightly  # tests/parity has the layouts, test_false_alarms all stages with one
 def test_a_llama_on_real_instructions_with_every_parallelism(shared: Path, tmp_path: Path) -> None:
     """llama2-7b-dolly at toy size: stories260K, chunks of 512, tensor parallel 2 x data parallel 2, ZeRO-1, accumulation."""
     result = Checkout(tmp_path).json(

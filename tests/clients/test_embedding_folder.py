@@ -150,7 +150,7 @@ def test_metrics_are_those_of_the_evaluators_on_the_same_vectors(tmp_path: Path,
     vectors[numbers == 0, 1] = vectors[0, 1]
     scores = np.round(random.normal(size=300) * 0.3 + np.arange(300) / 200)
     np.savez(tmp_path / "vectors.npz", vectors=vectors, numbers=numbers, scores=scores)
-    theirs = run_client("sentence-transformers", BY_VECTORS, tmp_path / "vectors.npz")
+    theirs = run_client("sentence-transformers", BY_VECTORS, tmp_path / "vectors.npz", kept=True)
     texts = [[*number_of_query(f"q{row}"), *number_of_query(f"p{number}")] for row, number in enumerate(numbers)]
     logits = torch.from_numpy(vectors.reshape(300, -1))
     retrieved = Embedding().values(Embedding().outputs(logits, torch.tensor(texts)))

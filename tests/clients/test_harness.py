@@ -9,7 +9,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -269,6 +268,7 @@ import os, time
 def docs(dataset):
     if os.getcwd() != "TASKS":
         assert not {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} & {*os.environ}
+        open("SLEEPING", "w").close()
         time.sleep(600)
     return dataset
 """
@@ -278,13 +278,15 @@ def docs(dataset):
 def test_a_killed_run_leaves_no_process(copied: bool, shell: Shell) -> None:
     """copied: killed while it evaluates, in a copy of the task files; else while it checks the tasks."""
     tasks = shell.folder / "tasks"
-    (tasks / "sleeps.py").write_text(SLEEPS.replace("TASKS", str(tasks)))
+    (tasks / "sleeps.py").write_text(
+        SLEEPS.replace("TASKS", str(tasks)).replace("SLEEPING", str(shell.folder / "sleeping"))
+    )
     (tasks / "sleeps.yaml").write_text(CHOOSE.replace("choose", "sleeps", 1) + "process_docs: !function sleeps.docs\n")
     run = shell.start("run", "tiny.yaml", "--direct", "evaluate.harness.tasks=[sleeps]", f"evaluate.batch={2 + copied}")
     try:
         wait_for(lambda: harness_processes(tasks, copied), 120)
-        if copied:
-            time.sleep(15)  # it imports lm_eval and loads the model
+        if copied:  # it imports lm_eval, loads the model, and calls the function
+            wait_for(lambda: (shell.folder / "sleeping").exists(), 120)
             assert harness_processes(tasks, copied)
     finally:
         run.kill()
