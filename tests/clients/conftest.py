@@ -37,7 +37,7 @@ def run_client(tmp_path_factory: pytest.TempPathFactory) -> RunClient:
     added to the environment. With `alone` only the client and the standard library are on the path. It returns
     the last line that the script printed, read as JSON. It skips the test where
     `make clients` has not run, and fails it if the script fails. With `kept` the program is asked only where its lock or
-    what it is asked changed (answers.py)."""
+    what it is asked changed (answers.py); such a test is slow by hand, since `make test` installs no clients."""
 
     def run(
         name: str, script: str, *arguments: str | Path, alone: bool = False, kept: bool = False, **environ: str

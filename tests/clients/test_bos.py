@@ -132,6 +132,7 @@ def test_training_and_predict_read_the_ids_of_transformers(folders: dict[Any, An
             assert prompt_ids(prompt_encoder(read_tokenizer(folder), given), parts) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client, script", [("lm-eval", LM_EVAL), ("llama-cpp", LLAMA_CPP), ("vllm", VLLM)])
 def test_other_programs_read_the_ids_of_transformers(
     client: str, script: str, folders: dict[Any, Any], run_client: RunClient

@@ -12,6 +12,7 @@ import pytest
 from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.products import few
 from trnflow.tasks.kinds.embedding import Embedding
 from trnflow.tasks.kinds.reranker import number_of_query
 from trnflow.tasks.stage import read_json
@@ -55,7 +56,7 @@ print(json.dumps({"vectors": model.encode(queries, convert_to_numpy=True).tolist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(["pairs", "scores"], 1))
 def test_an_embedding_opens_as_a_sentence_transformer(case: str, tmp_path: Path, run_client: RunClient) -> None:
     shell, filled = InProcessShell(tmp_path), dict(zip(("FORMAT", "METRIC", "EXPORT"), CASES[case], strict=True))
     shipped = Path(__file__).parents[2] / "tasks/data/load/rows/passages.jsonl"
