@@ -34,14 +34,10 @@ def api(own_api: Api) -> Api:
     return own_api
 
 
-IMPATIENT = {"PREFECT_CLIENT_MAX_RETRIES": "1"}
-"""Of a client of Prefect whose server is gone: each request that fails takes two seconds instead of six."""
-
-
-def start(api: Api, *arguments: str, **more: str) -> subprocess.Popen[str]:
+def start(api: Api, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "trnflow", "run", "demo", "--json", *arguments]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    environ = {name: value for name, value in api.environ.items() if name != "MLFLOW_TRACKING_URI"} | more
+    environ = {name: value for name, value in api.environ.items() if name != "MLFLOW_TRACKING_URI"}
     return subprocess.Popen(command, cwd=api.home.parent, env=environ, text=True, **pipes)
 
 
@@ -92,7 +88,7 @@ def mlflow_status(home: Path, run: str) -> str | None:
 
 def test_a_run_whose_server_goes_away_for_good_completes_with_a_note(api: Api) -> None:
     earlier = logs_of_precompile(api)
-    run = start(api, *SHORT, "data.shuffle_seed=3", **IMPATIENT)
+    run = start(api, *SHORT, "data.shuffle_seed=3")
     try:
         wait_for(lambda: run.poll() is not None or logs_of_precompile(api) - earlier, 400)
         os.kill(recorded_server(api.home)["pid"], signal.SIGKILL)
@@ -125,8 +121,7 @@ def test_servers_that_refuse_are_a_warning_before_the_first_stage_and_the_run_go
 
 def test_a_server_that_answers_and_has_lost_its_database_is_a_warning(trnflow: Shell) -> None:
     with refusing_server(500, is_alive=True) as url:
-        addresses = {"PREFECT_API_URL": f"{url}/api", "TRNFLOW_HOME": str(trnflow.folder / "home")}
-        environ = {**trnflow.environ, **IMPATIENT, **addresses}
+        environ = {**trnflow.environ, "PREFECT_API_URL": f"{url}/api", "TRNFLOW_HOME": str(trnflow.folder / "home")}
         command = [sys.executable, "-m", "trnflow", "run", "mine.yaml", "--until", "load_data", "--json"]
         command.append("tracking.enabled=false")
         done = subprocess.run(command, cwd=trnflow.folder, env=environ, capture_output=True, text=True, timeout=300)

@@ -56,7 +56,6 @@ def impatient(house: House) -> str:
 def test_a_database_that_is_deleted_in_mid_run_costs_pages_alone(house: House) -> None:
     """The run under way completes. A later one runs with Prefect or without; with a new server all is as before, and no result
     is lost."""
-    house.environ["PREFECT_CLIENT_MAX_RETRIES"] = "1"  # a request that fails takes two seconds instead of six
     house.up()
     command = [sys.executable, "-m", "trnflow", *RUN]
     run = subprocess.Popen(command, cwd=house.folder, env=house.environ, stdout=subprocess.PIPE, text=True)

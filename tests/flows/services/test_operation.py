@@ -72,7 +72,7 @@ def test_a_schedule_fires_and_its_run_completes(operated: Api) -> None:
     deployment = operated.get("deployments/name/finetune/finetune")["id"]
     schedule = {
         # again and again: a crowded server may plan its runs only after the first firing has passed
-        "schedule": {"interval": 15, "anchor_date": (datetime.now(UTC) + timedelta(seconds=4)).isoformat()},
+        "schedule": {"interval": 20, "anchor_date": (datetime.now(UTC) + timedelta(seconds=8)).isoformat()},
         "active": True,
         "parameters": {"recipe": "demo", "overrides": QUICK, "until": "format_prompts"},
     }
