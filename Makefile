@@ -85,9 +85,10 @@ test-native: ## a dozen files of engine native's tests in the environment of LOC
 	$(MAKE) LOCK=native setup
 	$(PYTEST) --skips 0 -m "not nightly and not xla" $(NATIVE)
 
-test-nightly: setup ## whole products of settings, of which the other tests take samples: hours (LOCK=native: all tests that make sense there)
+test-nightly: setup $(if $(LOCK),,clients) ## whole products of settings, of which the other tests take samples, and each outside program asked: hours (LOCK=native: all tests that make sense there)
 	-$(MAKE) .clients/go/installed
 	$(PYTEST) $(if $(LOCK),-m "" $(NATIVE_ALL),-m nightly)
+	$(if $(LOCK),,TRNFLOW_CLIENTS=live $(PYTEST) -m "not nightly" tests/clients tests/kinds/test_embedding.py)
 
 test-orders: setup clients ## all tests but the nightly ones, their files in three orders drawn by seeds: hours
 	for seed in 1 2 3; do $(PYTEST) -m "not nightly" --order $$seed || exit 1; done

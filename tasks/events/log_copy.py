@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from trnflow.tasks.errors import StoreError
+from trnflow.tasks.errors import ReadOnlyStore, StoreError
 from trnflow.tasks.events.event_types import Event
 from trnflow.tasks.events.reading import parse_events
 from trnflow.tasks.events.retention import log_file, run_folder
@@ -50,7 +50,7 @@ _PIECE = re.compile(r"(?P<attempt>[^/]+)/(?P<printed>0|[1-9][0-9]*)\.log|(?P<eve
 @contextlib.contextmanager
 def copying(backend: Backend, home: Path, run: str) -> Iterator[None]:
     """Context in which a thread copies a run's logs after a second, every COPY_SECONDS, and once more at the end. A store
-    that can't be written costs the copy, and LAST_COPY_SECONDS."""
+    that can't be written costs the copy, and one that does not answer LAST_COPY_SECONDS too."""
     copy, ended = LogCopy(backend, home, run), threading.Event()
 
     def work() -> None:
@@ -120,7 +120,7 @@ class _Growing:
         self._copied = 0  # bytes of it
 
     def copy(self, *, whole: bool) -> bool:
-        """Copy what is new, with `whole` also a last line without end. Return whether that worked."""
+        """Copy what is new, with `whole` also a last line without end. Return False if that failed and may work later."""
         try:
             with self._file.open("rb") as file:
                 while lines := self._next(file, whole=whole):
@@ -130,6 +130,8 @@ class _Growing:
                     self._piece += self._shown(lines)
                     self._offset = file.tell()
             self._write(durable=whole)
+        except (FileNotFoundError, ReadOnlyStore):  # the home was removed; nobody may write there
+            return True
         except (OSError, StoreError):
             return False
         return True

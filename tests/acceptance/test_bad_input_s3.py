@@ -44,11 +44,13 @@ class Proxy:
 def proxy(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Proxy]:
     """What this process opens on S3 goes through it, with little patience."""
     import fsspec.config
+    import s3fs
 
     troubles = tmp_path / "troubles.json"
     troubles.write_text("[]")
     with proxy_of(s3_endpoint, troubles) as url:
         monkeypatch.setitem(fsspec.config.conf, "s3", json.loads(SHORT) | {"endpoint_url": url})
+        monkeypatch.setattr(s3fs.S3FileSystem, "retries", 2)
         yield Proxy(url, troubles)
 
 
@@ -198,7 +200,10 @@ def test_a_read_only_bucket_serves_its_hits_and_refuses_the_rest(proxy: Proxy, m
     check_ending(machine.store(), machine.actions)
 
 
-def test_the_command_line_says_it_in_a_line(proxy: Proxy, s3_root: str, trnflow: Shell) -> None:
+def test_the_command_line_says_it_in_a_line(
+    proxy: Proxy, s3_root: str, trnflow: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "FORMAT_PAUSES", (0.0,))
     where = {"TRNFLOW_STORE": s3_root, "AWS_ENDPOINT_URL": proxy.url, "FSSPEC_S3": SHORT}
     run = ("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.enabled=false")
     for trouble, command, says in (

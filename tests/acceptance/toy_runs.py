@@ -19,6 +19,7 @@ class Machine:
 
     root: str
     folder: Path
+    settings: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -30,7 +31,7 @@ class Machine:
     def run(self, least: int = 0, *readers: Reader) -> Ran:
         store = self.store()
         store.prepare()
-        return run_graph(self.graph(least), context(store, *readers))
+        return run_graph(self.graph(least), context(store, *readers, settings=self.settings))
 
     def plan(self, least: int = 0) -> Plan:
         return plan_graph(self.graph(least), self.store())

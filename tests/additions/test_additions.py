@@ -37,14 +37,17 @@ def patched(folder: Path, name: str) -> tuple[Shell, list[str]]:
     return shell, [" ".join(line.split()) for line in git("diff", "--cached", "--stat").splitlines()]
 
 
-@pytest.mark.slow
-def test_a_metric_is_one_entry_and_is_seen_everywhere(tmp_path: Path) -> None:
+def test_a_metric_is_one_entry_in_the_table_of_settings(tmp_path: Path) -> None:
     shell, changed = patched(tmp_path, "metric")
     assert changed[-1] == "1 file changed, 8 insertions(+)"
-    (shell.folder / "tiny.yaml").write_text(RECIPE.replace("tracking: {enabled: false}", "tracking: {enabled: true}"))
-    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
     assert f"f1_macro, {METRIC}, " in shell("settings", "promote.metric").stdout
 
+
+@pytest.mark.nightly
+def test_a_metric_is_one_entry_and_is_seen_everywhere(tmp_path: Path) -> None:
+    shell, _ = patched(tmp_path, "metric")
+    (shell.folder / "tiny.yaml").write_text(RECIPE.replace("tracking: {enabled: false}", "tracking: {enabled: true}"))
+    write_rows(shell.folder / "rows", {"pos": "pos", "neg": "neg"})
     table = shell("run", "tiny.yaml", "--direct")
     assert table.returncode == 0, table.stderr
     report = shell.folder / "got"

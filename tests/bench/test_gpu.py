@@ -246,7 +246,7 @@ def losses_of(lines: list[dict[str, Any]], item: str) -> list[float]:
     return [line["loss"] for line in lines if line["item"] == item and "loss" in line]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_tests_texts_and_a_classifier_are_measured_as_toys(tmp_path: Path) -> None:
     texts = ["trnflow", "transformers generate", "transformers generate_batch"]
     ways = [*texts, "trnflow by-length", "HF Trainer by-length"]

@@ -70,7 +70,7 @@ def test_cosines_before_training_are_sentence_transformers(
     found = np.load(made.path / ("decided.npy" if task == "embedding" else "values.npy"))[:, 0]
     read = pq.read_table(texts.path / "test.parquet").take(source_rows(packs, "test")).to_pylist()
     theirs = run_client(
-        "sentence-transformers", COSINES, minilm(), json.dumps([[r["text"], r["text_pair"]] for r in read])
+        "sentence-transformers", COSINES, minilm(), json.dumps([[r["text"], r["text_pair"]] for r in read]), kept=True
     )
     assert found == pytest.approx(theirs, abs=1e-5)
     assert np.corrcoef(found, [row["label"][0] for row in read])[0, 1] > 0.7

@@ -132,12 +132,13 @@ def test_training_and_predict_read_the_ids_of_transformers(folders: dict[Any, An
             assert prompt_ids(prompt_encoder(read_tokenizer(folder), given), parts) == wanted
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("client, script", [("lm-eval", LM_EVAL), ("llama-cpp", LLAMA_CPP), ("vllm", VLLM)])
 def test_other_programs_read_the_ids_of_transformers(
     client: str, script: str, folders: dict[Any, Any], run_client: RunClient
 ) -> None:
     given = [export if client == "llama-cpp" else folder for folder, export, _ in folders.values()]
-    found = run_client(client, script, json.dumps(CHAT[:1]), *given)
+    found = run_client(client, script, json.dumps(CHAT[:1]), *given, kept=True)
     for (folder, _, _), theirs in zip(folders.values(), found, strict=True):
         wanted = by_transformers(folder, CHAT[:1])
         assert theirs == {"lm-eval": [wanted, wanted], "llama-cpp": [wanted, len(wanted)], "vllm": wanted}[client]

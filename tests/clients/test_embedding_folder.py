@@ -12,6 +12,7 @@ import pytest
 from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.helpers.command_line import InProcessShell
+from tests.helpers.products import few
 from trnflow.tasks.kinds.embedding import Embedding
 from trnflow.tasks.kinds.reranker import number_of_query
 from trnflow.tasks.stage import read_json
@@ -55,7 +56,7 @@ print(json.dumps({"vectors": model.encode(queries, convert_to_numpy=True).tolist
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", few(["pairs", "scores"], 1))
 def test_an_embedding_opens_as_a_sentence_transformer(case: str, tmp_path: Path, run_client: RunClient) -> None:
     shell, filled = InProcessShell(tmp_path), dict(zip(("FORMAT", "METRIC", "EXPORT"), CASES[case], strict=True))
     shipped = Path(__file__).parents[2] / "tasks/data/load/rows/passages.jsonl"
@@ -150,7 +151,7 @@ def test_metrics_are_those_of_the_evaluators_on_the_same_vectors(tmp_path: Path,
     vectors[numbers == 0, 1] = vectors[0, 1]
     scores = np.round(random.normal(size=300) * 0.3 + np.arange(300) / 200)
     np.savez(tmp_path / "vectors.npz", vectors=vectors, numbers=numbers, scores=scores)
-    theirs = run_client("sentence-transformers", BY_VECTORS, tmp_path / "vectors.npz")
+    theirs = run_client("sentence-transformers", BY_VECTORS, tmp_path / "vectors.npz", kept=True)
     texts = [[*number_of_query(f"q{row}"), *number_of_query(f"p{number}")] for row, number in enumerate(numbers)]
     logits = torch.from_numpy(vectors.reshape(300, -1))
     retrieved = Embedding().values(Embedding().outputs(logits, torch.tensor(texts)))

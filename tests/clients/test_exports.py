@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,25 @@ print(json.dumps(sum(1 for line in open(loader.__file__) if line.strip())))
 """
 
 
+SAMPLE = {"jax": ("bert", "roberta"), "iree": ("llama",)}
+"""{library: families}; the others are nightly. The README's script runs roberta's by jax and llama's by IREE."""
+EXPORTED = ("bert", "roberta", "llama")
+
+
 @pytest.fixture(scope="module")
 def exports(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with `<family>` (weights) and `out/<family>` (its export) of each family."""
-    root = tmp_path_factory.mktemp("exports")
-    weights = {name: family_model(root / name, name, *FAMILIES[name]) for name in FAMILIES}
+    """A folder with `<family>` (weights) and `out/<family>` (its export) of each family of EXPORTED."""
+    return exported(tmp_path_factory.mktemp("exports"), EXPORTED)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `exports`, of the other families."""
+    return exported(tmp_path_factory.mktemp("others"), [name for name in FAMILIES if name not in EXPORTED])
+
+
+def exported(root: Path, names: Iterable[str]) -> Path:
+    weights = {name: family_model(root / name, name, *FAMILIES[name]) for name in names}
     stage = "trnflow.tasks.export_neuron:export_neuron"
     calls = [
         small_models.call(stage, {"batch": 2}, root / "out" / name, weights=item) for name, item in weights.items()
@@ -70,12 +85,21 @@ def family_model(folder: Path, family: str, task: str, sizes: dict[str, Any]) ->
 
 
 @pytest.mark.slow
-@sampled("library, family", ["jax", "iree"], [*FAMILIES])
+@pytest.mark.parametrize(
+    ("library", "family"),
+    [
+        pytest.param(library, family, marks=[] if family in SAMPLE[library] else pytest.mark.nightly)
+        for library in SAMPLE
+        for family in FAMILIES
+    ],
+)
 def test_logits_are_eager_pytorchs(
-    family: str, library: str, exports: Path, tmp_path: Path, run_client: RunClient
+    family: str, library: str, tmp_path: Path, run_client: RunClient, request: pytest.FixtureRequest
 ) -> None:
     import numpy as np
     import torch
+
+    exports: Path = request.getfixturevalue("exports" if family in EXPORTED else "others")
 
     from trnflow.tasks.evaluation.models import load_model
     from trnflow.tasks.export.examples import example
@@ -97,10 +121,13 @@ def test_logits_are_eager_pytorchs(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_an_export_holds_no_tensor_twice(family: str, exports: Path) -> None:
+@pytest.mark.parametrize(
+    "family", [pytest.param(name, marks=[] if name in EXPORTED else pytest.mark.nightly) for name in FAMILIES]
+)
+def test_an_export_holds_no_tensor_twice(family: str, request: pytest.FixtureRequest) -> None:
     from safetensors.numpy import load_file
 
+    exports: Path = request.getfixturevalue("exports" if family in EXPORTED else "others")
     weights, *_ = (load_file(file) for file in (exports / "out" / family).glob("model*.safetensors"))
     file = exports / "out" / family / "constants.safetensors"
     constants = load_file(file) if file.exists() else {}

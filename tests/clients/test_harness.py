@@ -9,7 +9,6 @@ import contextlib
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,9 @@ def attempts(shell: Shell) -> int:
     return len([*(shell.folder / ".trnflow/store/attempts").glob("*/*evaluate_model.shard*")])
 
 
-def test_numbers_are_those_of_lm_eval_s_command_and_are_kept(shell: Shell, tmp_path: Path) -> None:
+@pytest.mark.parametrize("both", [False, pytest.param(True, marks=pytest.mark.nightly)], ids=["templated", "both"])
+def test_numbers_are_those_of_lm_eval_s_command_and_are_kept(both: bool, shell: Shell, tmp_path: Path) -> None:
+    """both: lm-eval's command is run without the template, too."""
     # first without the template, so that the later tests find the model that the recipe asks for
     write_recipe(shell.folder, templated=False)
     without = evaluated(shell)["metrics"]
@@ -152,8 +153,8 @@ def test_numbers_are_those_of_lm_eval_s_command_and_are_kept(shell: Shell, tmp_p
     templated = evaluated(shell)["metrics"]
     shell.json("get", "tiny.yaml", "consolidate", str(tmp_path / "model"))
     ours = [{name: found[name] for name in found if "." in name} for found in (without, templated)]
-    theirs = [of_command(shell, tmp_path / "model", *given) for given in ([], ["--apply_chat_template"])]
-    assert ours == theirs
+    for numbers, given in [*zip(ours, ([], ["--apply_chat_template"]), strict=True)][not both :]:
+        assert numbers == of_command(shell, tmp_path / "model", *given)
     assert abs(ours[0]["say.perplexity"] / ours[1]["say.perplexity"] - 1) > 1e-3  # the wrong template shows
     assert {*ours[0]} == {"choose.acc", "sums.acc", "write.exact_match", "write.length", "say.perplexity"}
     # the template's prompt ends in a blank, which is a token with the answer's first letters
@@ -269,6 +270,7 @@ import os, time
 def docs(dataset):
     if os.getcwd() != "TASKS":
         assert not {"AWS_SECRET_ACCESS_KEY", "HF_TOKEN"} & {*os.environ}
+        open("SLEEPING", "w").close()
         time.sleep(600)
     return dataset
 """
@@ -278,13 +280,15 @@ def docs(dataset):
 def test_a_killed_run_leaves_no_process(copied: bool, shell: Shell) -> None:
     """copied: killed while it evaluates, in a copy of the task files; else while it checks the tasks."""
     tasks = shell.folder / "tasks"
-    (tasks / "sleeps.py").write_text(SLEEPS.replace("TASKS", str(tasks)))
+    (tasks / "sleeps.py").write_text(
+        SLEEPS.replace("TASKS", str(tasks)).replace("SLEEPING", str(shell.folder / "sleeping"))
+    )
     (tasks / "sleeps.yaml").write_text(CHOOSE.replace("choose", "sleeps", 1) + "process_docs: !function sleeps.docs\n")
     run = shell.start("run", "tiny.yaml", "--direct", "evaluate.harness.tasks=[sleeps]", f"evaluate.batch={2 + copied}")
     try:
         wait_for(lambda: harness_processes(tasks, copied), 120)
-        if copied:
-            time.sleep(15)  # it imports lm_eval and loads the model
+        if copied:  # it imports lm_eval, loads the model, and calls the function
+            wait_for(lambda: (shell.folder / "sleeping").exists(), 120)
             assert harness_processes(tasks, copied)
     finally:
         run.kill()

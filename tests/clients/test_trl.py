@@ -140,7 +140,7 @@ def test_where_a_prompt_shares_a_token_with_its_answer_trl_leaves_the_prompts_en
     model = {"source": str(shared_folder() / "assets/stories260K-hf")}
     rows = [{"prompt": prompt, "chosen": answer, "rejected": f"{answer} {number}"} for number in range(4)]
     tokens = bench.tokens(bench.texts(bench.rows(source=write_rows(tmp_path / "rows", rows)), task="preference"), model)
-    alone, joined, kept = run_client("trl", ALONE_AND_JOINED, model["source"], prompt, answer)
+    alone, joined, kept = run_client("trl", ALONE_AND_JOINED, model["source"], prompt, answer, kept=True)
     assert 0 < kept < len(alone)  # TRL warns, and learns joined[kept:] after joined[:kept]
     ids, mask = (
         np.load(tokens.path / f"train/{name}.npy")[: len(joined) + 2].tolist() for name in ("input_ids", "loss_mask")
@@ -172,7 +172,7 @@ def _compare(
         desirable = [sum(rows[row]["label"] for row in batch) for batch in batches]
         assert any(0 < count < len(batch) for count, batch in zip(desirable, batches, strict=True))
     (folder / "given.json").write_text(json.dumps({"cases": cases, "batches": batches, "rows": rows}))
-    found = run_client("trl", SCRIPT, folder / "model", packed.path / "tokenizer", folder / "given.json")
+    found = run_client("trl", SCRIPT, folder / "model", packed.path / "tokenizer", folder / "given.json", kept=True)
     for number, (config, (name, settings, _), theirs) in enumerate(zip(configs, given, found, strict=True)):
         compared = {"reference": reference} if name in ("dpo", "kto") else {}
         ran = run_stage(traced_and_trained, config, folder / str(number), **inputs, **compared)

@@ -43,7 +43,7 @@ def test_vllm_reads_the_tokens_the_template_and_the_length_of_our_folder(tmp_pat
     loaded = bench.rows(source=write_rows(tmp_path / "rows", [{"messages": chat} for chat in turns]))
     folder = finished(bench, bench.texts(loaded, task="chat", chat_template=CHAT), llama, train, chat_template=CHAT)
     texts = bench.texts(loaded, {"source": str(folder)}, task="chat")
-    known, longest, theirs, ids = run_client("vllm", OPEN, folder, json.dumps(turns))
+    known, longest, theirs, ids = run_client("vllm", OPEN, folder, json.dumps(turns), kept=True)
     tokens = bench.tokens(texts, {"source": str(folder)}, max_length=64)
     ours = np.load(tokens.path / "train/input_ids.npy"), np.load(tokens.path / "train/offsets.npy")
     assert known and longest == tokens.meta["max_length"] == 64
@@ -119,7 +119,7 @@ def test_parts_and_calls_reach_published_templates_as_vllm_gives_them(
     folder = CLIENTS / "trl" / "trl" / "chat_templates"
     templates = {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.glob("*.jinja"))}
     (tmp_path / "given.json").write_text(json.dumps([templates, talks]))
-    theirs = run_client("vllm", PARSE, tmp_path / "given.json")
+    theirs = run_client("vllm", PARSE, tmp_path / "given.json", kept=True)
     compared, unlike = 0, []
     for name, source in templates.items():
         template = ChatTemplate(name, source, SPECIAL, date="2024-07-26", arguments={})

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.helpers.stores import new_store
-from trnflow.tasks.errors import StoreError
+from trnflow.tasks.errors import ReadOnlyStore, StoreError
 from trnflow.tasks.events import log_copy, log_file
 from trnflow.tasks.events.log_copy import EVENTS, CopiedLogs, LogCopy, copying
 from trnflow.tasks.store import Store
@@ -129,6 +129,24 @@ def test_the_runs_end_comes_last_and_is_tried_again(store: Store, monkeypatch: p
     monkeypatch.setattr(store.backend, "replace", fails_at_first)
     LogCopy(store.backend, store.home, RUN).finish()
     assert CopiedLogs(store.backend, RUN).new() == {ATTEMPT: b"the last words", EVENTS: b'{"n": 0}\n'}
+
+
+def test_the_end_does_not_wait_for_a_store_that_is_read_only_nor_for_a_log_that_is_gone(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_copy.time, "sleep", lambda seconds: pytest.fail("it waits"))
+    LogCopy(store.backend, store.home, RUN).finish()
+    write(log_file(store.home, RUN), b'{"n": 0}\n')
+    write(stage_log(store), b"the last words")
+    tried = []
+
+    def refuse(name: str, data: bytes, *, durable: bool = True) -> None:
+        tried.append(name)
+        raise ReadOnlyStore("403")
+
+    monkeypatch.setattr(store.backend, "replace", refuse)
+    LogCopy(store.backend, store.home, RUN).finish()
+    assert len(tried) == 2
 
 
 def test_a_copy_has_no_secrets(store: Store) -> None:

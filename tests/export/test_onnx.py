@@ -6,6 +6,7 @@ import hashlib
 import json
 import subprocess
 import sys
+from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,38 +34,65 @@ print(json.dumps([found["tokens"], found["logits"].tolist()]))
 """
 
 
-@pytest.fixture(scope="module")
-def exports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Input, Meta]]:
-    """{name: (model, result with its `folder`)}; `again` is made by another process."""
-    root = tmp_path_factory.mktemp("onnx")
-    models = {name: family_model(root / name, name, *FAMILIES[name]) for name in FAMILIES}
-    models["experts"] = small_models.mixtral(root / "experts")
-    models |= {"half": small_models.llama(root / "half", dtype="bfloat16", tied=False), "again": models["bert"]}
+Exports = dict[str, tuple[Input, Meta]]
+"""{name: (model, result with its `folder`)}"""
+SAMPLE = ("bert", "modernbert", "llama")
+"""Of the families; the others are nightly."""
+OTHERS = [family for family in FAMILIES if family not in SAMPLE]
 
-    def run(*names: str) -> list[Meta]:
-        calls = [
-            small_models.call(STAGE, {"target": "onnx", "batch": 3}, root / "out" / name, weights=models[name])
-            for name in names
-        ]
-        return small_models.run_calls(calls, root)
 
-    results = run(*FAMILIES, "experts", "half") + run("again")
+def exported(models: dict[str, Input], root: Path) -> Exports:
+    """Export the models in one process."""
+    calls = [
+        small_models.call(STAGE, {"target": "onnx", "batch": 3}, root / "out" / name, weights=weights)
+        for name, weights in models.items()
+    ]
+    results = small_models.run_calls(calls, root)
     return {
         name: (weights, {**result, "folder": root / "out" / name})
         for (name, weights), result in zip(models.items(), results, strict=True)
     }
 
 
+def families(root: Path, names: Iterable[str]) -> dict[str, Input]:
+    return {name: family_model(root / name, name, *FAMILIES[name]) for name in names}
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    """`again` is made by another process."""
+    root = tmp_path_factory.mktemp("onnx")
+    models = families(root, SAMPLE) | {"experts": small_models.mixtral(root / "experts")}
+    models["half"] = small_models.llama(root / "half", dtype="bfloat16", tied=False)
+    return exported(models, root) | exported({"again": models["bert"]}, root)
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Exports:
+    root = tmp_path_factory.mktemp("onnx")
+    return exported(families(root, OTHERS), root)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*FAMILIES, "experts", "half"])
-def test_onnxruntime_gives_pytorchs_logits_for_any_rows_and_tokens(exports: dict, name: str) -> None:
+@pytest.mark.parametrize("name", [*SAMPLE, "experts", "half"])
+def test_onnxruntime_gives_pytorchs_logits_for_any_rows_and_tokens(exports: Exports, name: str) -> None:
+    check_logits(*exports[name])
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_families_are_exported_too(others: Exports, name: str) -> None:
+    check_logits(*others[name])
+    check_model(others[name][1])
+
+
+def check_logits(weights: Input, result: Meta) -> None:
     import onnxruntime
     import torch
 
     from trnflow.tasks.evaluation.models import load_model
     from trnflow.tasks.export.examples import example
 
-    weights, result = exports[name]
     model = load_model(weights.path, weights.meta["task"]).float()
     session = onnxruntime.InferenceSession(result["folder"] / "model.onnx")
     assert [one.shape for one in session.get_inputs()] == [["batch", "length"]] * 2
@@ -81,19 +109,23 @@ def test_onnxruntime_gives_pytorchs_logits_for_any_rows_and_tokens(exports: dict
 
 
 @pytest.mark.slow
-def test_onnx_finds_the_model_sound_and_nothing_of_this_machine_in_it(exports: dict) -> None:
+def test_onnx_finds_the_model_sound_and_nothing_of_this_machine_in_it(exports: Exports) -> None:
+    for _, result in exports.values():
+        check_model(result)
+
+
+def check_model(result: Meta) -> None:
     import onnx
 
-    for _, result in exports.values():
-        file = result["folder"] / "model.onnx"
-        onnx.checker.check_model(file, full_check=True)
-        assert not [word for word in (b".py", b"site-packages", b"trnflow/") if word in file.read_bytes()]
-        meta = result["meta"]
-        assert meta["dtype"] == "float32" and meta["rows_compared"] >= 256 and meta["max_difference"] < 1e-5
+    file = result["folder"] / "model.onnx"
+    onnx.checker.check_model(file, full_check=True)
+    assert not [word for word in (b".py", b"site-packages", b"trnflow/") if word in file.read_bytes()]
+    meta = result["meta"]
+    assert meta["dtype"] == "float32" and meta["rows_compared"] >= 256 and meta["max_difference"] < 1e-5
 
 
 @pytest.mark.slow
-def test_equal_models_give_equal_bytes(exports: dict) -> None:
+def test_equal_models_give_equal_bytes(exports: Exports) -> None:
     def digests(name: str) -> dict[str, str]:
         folder = exports[name][1]["folder"]
         return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
@@ -105,7 +137,7 @@ def test_equal_models_give_equal_bytes(exports: dict) -> None:
 
 
 @pytest.mark.slow
-def test_the_readmes_own_script_runs_without_torch_and_trnflow(exports: dict) -> None:
+def test_the_readmes_own_script_runs_without_torch_and_trnflow(exports: Exports) -> None:
     import torch
 
     from trnflow.tasks.evaluation.models import load_model

@@ -159,7 +159,14 @@ def test_losses_are_those_of_the_trainer_of_sentence_transformers(
     write_batches(packed, tmp_path / "batches.npz")
     loss = "CoSENTLoss" if case == "scores" else f"{'Cached' if micro < 8 else ''}MultipleNegativesRankingLoss"
     theirs = run_client(
-        CLIENT, THEIR_TRAINER, tmp_path / "model", tmp_path / "batches.npz", pooling, loss, tmp_path / "theirs"
+        CLIENT,
+        THEIR_TRAINER,
+        tmp_path / "model",
+        tmp_path / "batches.npz",
+        pooling,
+        loss,
+        tmp_path / "theirs",
+        kept=True,
     )
     assert len(theirs) == len(ours) == 20 and theirs[-1] < 0.9 * theirs[0]
     apart = max(abs(a - b) for a, b in zip(ours.values(), theirs, strict=True))

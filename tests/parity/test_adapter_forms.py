@@ -81,7 +81,9 @@ def plain(llama: dict[str, Any], tmp_path_factory: pytest.TempPathFactory) -> di
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("engine", "layouts"), [("native", NATIVE), pytest.param("xla", XLA, marks=pytest.mark.xla)], ids=["native", "xla"]
+    ("engine", "layouts"),
+    [("native", NATIVE), pytest.param("xla", XLA, marks=[pytest.mark.xla, pytest.mark.nightly])],
+    ids=["native", "xla"],
 )
 def test_layouts_agree(engine: str, layouts: list[Any], llama: Any, plain: Any, tmp_path: Path) -> None:
     configs = [TrainConfig(**COMMON, **FORMS[form], **layout, engine=engine, devices=2) for form, layout in layouts]

@@ -100,7 +100,9 @@ XLA: list[tuple[dict[str, Any], dict[str, Any]]] = [(lora(), {"zero1": True, "mi
 @pytest.mark.slow
 @pytest.mark.parametrize("tied", few([True, False], 1))
 @pytest.mark.parametrize(
-    ("engine", "layouts"), [("native", LAYOUTS), pytest.param("xla", XLA, marks=pytest.mark.xla)], ids=["native", "xla"]
+    ("engine", "layouts"),
+    [("native", LAYOUTS), pytest.param("xla", XLA, marks=[pytest.mark.xla, pytest.mark.nightly])],
+    ids=["native", "xla"],
 )
 def test_layouts_agree(engine: str, layouts: list[Any], tied: bool, packed: Input, tmp_path: Path) -> None:
     llama = {"model": saved(tmp_path / "base", scale=4.0, **LLAMA, tie_word_embeddings=tied), "packed": packed}

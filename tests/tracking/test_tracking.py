@@ -16,6 +16,7 @@ import pytest
 from tests.chaos.outside import free_port
 from tests.conftest import PROJECT
 from tests.helpers.browser import browser_at
+from tests.helpers.products import few
 from tests.helpers.serving import answers
 from tests.helpers.waiting import wait_for
 from tests.tracking.runs import (
@@ -160,7 +161,7 @@ def test_a_run_whose_server_lost_its_database_is_sent_whole(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("instead", ["nothing", "a folder", "other bytes"])
+@pytest.mark.parametrize("instead", few(["nothing", "a folder", "other bytes"], 2))
 def test_a_local_database_that_is_gone_for_good_costs_its_pages_until_it_is_mended(
     tmp_path: Path, instead: str
 ) -> None:

@@ -139,7 +139,7 @@ LAYOUTS = {
             ("averages", "token_f1"),
             ("native", "json_valid"),
         ],
-        3,
+        1,
     ),
 )
 def test_weights_are_chosen_by_the_answers_that_evaluate_model_gets(

@@ -91,6 +91,7 @@ def test_a_loaded_classifier_answers_as_predict(classifier: Champion) -> None:
     assert (expected[3]["label"], expected[3]["remark"]) == (None, "the text is empty")
 
 
+@pytest.mark.nightly
 def test_a_loaded_text_generator_of_a_store_on_s3_answers_as_predict(tmp_path: Path, s3_root: str) -> None:  # noqa: F811
     """The model names the store: the process that loads it has the credentials alone."""
     champion = Champion(tmp_path, LM_RECIPE, s3_root)

@@ -15,8 +15,7 @@ from trnflow.tasks.load_data import NO_TEST_SPLIT
 pytestmark = pytest.mark.slow
 
 SAMPLE = (
-    "emotions by name, balanced", "a mixture of two sources", "Dolly as Alpaca, LoRA on stories",
-    "answers as plain texts, end to end", "four devices, tensor parallel", "calls of tools",
+    "emotions by name, balanced", "answers as plain texts, end to end", "four devices, tensor parallel",
 )  # fmt: skip
 """The others, and the grid, are nightly."""
 

@@ -22,7 +22,7 @@ from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
 
-IDLE_SECONDS = 6.0
+IDLE_SECONDS = 4.0
 LONGER = 2 * IDLE_SECONDS
 TRAINING = (
     "run", "demo", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1", "train.epochs=5000",

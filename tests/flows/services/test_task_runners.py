@@ -56,7 +56,7 @@ def alone(api: Api, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Meta]
     )
 
 
-@pytest.mark.parametrize("kind", few(["threads", "ray", "processes", "dask"], 2))
+@pytest.mark.parametrize("kind", few(["ray", "threads", "processes", "dask"], 1))
 def test_any_worker_takes_any_part_and_the_bytes_are_the_same(
     kind: str,
     api: Api,
