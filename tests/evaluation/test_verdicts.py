@@ -39,6 +39,7 @@ TASK = "classification"
 CAUSES = {
     "worse": "the model is worse than",
     "no better": "do not show that the model is better",
+    "own labels": "has a label of its own",
     "one class": "have the label",
     "one answer": "for every row",
     "falling": "was still falling",
@@ -301,6 +302,15 @@ def test_a_training_that_ends_too_early() -> None:
     level = {at: {"eval_loss": 2.0 - 1.4 * min(at / 40, 1)} for at in range(0, 101, 10)}
     by_heart = trained(curves([*np.linspace(2.0, 0.02, 100)], level))
     assert said(verdict(facts_of(expected, predicted, np.full(400, 0.71), training=by_heart))) == set()
+
+
+def test_each_row_with_a_label_of_its_own() -> None:
+    expected = np.arange(150, 180)
+    taught = np.r_[np.ones(150, np.int64), np.zeros(30, np.int64)]
+    given = (expected, np.full(30, 20), np.full(30, 0.05))
+    lines = verdict(facts_of(*given, classes=180, taught=taught))
+    assert "own labels" in said(lines) and "each of the 150 rows of train" in lines[1]
+    assert "own labels" not in said(verdict(facts_of(*given, classes=180, taught=np.r_[2, taught[1:]])))
 
 
 def test_rows_of_train_that_are_evaluated(tmp_path: Path) -> None:
