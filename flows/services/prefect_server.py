@@ -1,6 +1,6 @@
 """A local Prefect server in the background, one for each home, on 127.0.0.1.
 
-State, database and log lie in `<home>/prefect`. Starting takes 5 s, 9 s with a new database. It is not `prefect server
+State, database and log lie in `<home>/prefect`. Starting takes 5 s. It is not `prefect server
 start --background`, which writes no log, and fails on a taken port, a left pid file or a second start.
 """
 

@@ -15,7 +15,9 @@ import gc
 import http.client
 import json
 import os
+import sqlite3
 import sys
+import tempfile
 import threading
 import time
 import urllib.parse
@@ -40,6 +42,8 @@ TURN_SECONDS = 60.0
 """The longest wait of a transaction for its turn."""
 PAGE = 200
 """How many deployments Prefect returns at once."""
+DATABASE, TABLES = Path("prefect.db"), Path(__file__).with_name("empty_database.sql")
+"""The server's database in its folder, and what makes an empty one with Prefect's tables."""
 
 
 class Idleness:
@@ -92,6 +96,7 @@ def main() -> None:
 
     listener = socket.socket(fileno=int(sys.argv[1]))
     take_turns()
+    make_database()
     app = create_app(final=True)
     app.router.routes.insert(0, Route(PAGE_PATH, lambda request: HTMLResponse(LOGIN_PAGE)))
     # a page of another site could else call the server by a name that it lets point here; any port: ssh forwards
@@ -102,6 +107,23 @@ def main() -> None:
     watch = threading.Thread(target=end_when_idle, args=(server, listener, float(sys.argv[2])), daemon=True)
     watch.start()
     server.run(sockets=[listener])
+
+
+def make_database() -> None:
+    """Make the server's database with Prefect's tables if it is to be the file DATABASE, and there is none."""
+    from prefect.settings import get_current_settings
+
+    url = get_current_settings().server.database.connection_url
+    own = url is not None and url.get_secret_value() == f"sqlite+aiosqlite:///{DATABASE.resolve()}"
+    # a log that a lost database left (`prefect.db-wal`) would be applied to a new one; SQLite deletes it beside an empty file
+    if not own or any(Path().glob(f"{DATABASE}*")):
+        return
+    # Prefect's migrations make the same tables in 3 s of processor time; later ones than the file's are applied to it
+    with tempfile.TemporaryDirectory(dir=".") as folder:
+        whole = Path(folder, DATABASE.name)
+        with contextlib.closing(sqlite3.connect(whole)) as database:
+            database.executescript(TABLES.read_text(encoding="utf-8"))
+        whole.replace(DATABASE)
 
 
 def own_names() -> list[str]:

@@ -38,9 +38,9 @@ def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str
     places = range(0, count, -(-count // NAMED))
     names = drawable_names(labels)[:: places.step]
     axes.set(xlabel="predicted", ylabel="true")
-    axes.set_title(title)
+    axes.set_title(title, loc="left" if is_full else "center")
     if is_full:
-        # a part of it is seen at a time: names on all sides
+        # a part of it is seen at a time, first the upper left corner: names on all sides
         axes.tick_params(labelsize=FONT, top=True, labeltop=True, right=True, labelright=True)
         axes.set_xticks(places, names, rotation=90)
     else:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.helpers import small_models
 from tests.helpers.kept_inputs import run_whole
@@ -391,6 +392,12 @@ def test_a_picture_has_the_same_bytes_and_no_name_of_its_maker(tmp_path: Path) -
     data = (tmp_path / "a.png").read_bytes()
     assert data == (tmp_path / "b.png").read_bytes()
     assert data.startswith(b"\x89PNG") and b"Software" not in data and b"matplotlib" not in data.lower()
+
+
+def test_the_title_of_a_matrix_in_a_frame_is_in_what_a_page_shows_first(tmp_path: Path) -> None:
+    confusion_matrix(np.eye(77, dtype=np.int64), ["a"] * 77, "accuracy 0.272, weighted F1 0.224", tmp_path / "a.png")
+    title = np.asarray(Image.open(tmp_path / "a.png").convert("L"))[:24] < 128
+    assert title.any() and np.flatnonzero(title.any(axis=0)).max() < 900
 
 
 def test_without_an_export_the_weights_alone_are_judged(tmp_path: Path) -> None:

@@ -26,7 +26,8 @@ from trnflow.tasks.evaluation.metrics.f1_macro import f1_macro
 from trnflow.tasks.evaluation.metrics.row_sums import RowSums
 from trnflow.tasks.evaluation.scores import intervals_of, majority, values_of
 from trnflow.tasks.evaluation.verdicts.comparison import mcnemar
-from trnflow.tasks.evaluation.verdicts.facts import Facts, a_few, figure
+from trnflow.tasks.evaluation.verdicts.facts import Facts, Known, a_few, figure
+from trnflow.tasks.evaluation.verdicts.near_texts import near_texts
 from trnflow.tasks.evaluation.verdicts.rows import known_rows
 from trnflow.tasks.evaluation.verdicts.script import token_counts, unknown_share
 from trnflow.tasks.evaluation.verdicts.verdict import MOST, verdict
@@ -38,6 +39,7 @@ TASK = "classification"
 CAUSES = {
     "worse": "the model is worse than",
     "no better": "do not show that the model is better",
+    "own labels": "has a label of its own",
     "one class": "have the label",
     "one answer": "for every row",
     "falling": "was still falling",
@@ -150,7 +152,8 @@ class Made:
         self.facts = facts_of(
             expected, predicted, confidence, baseline, classes, whole=False,
             training=trained(curves(converged(draw, pace=pace, noise=float(draw.choice([0.02, 0.1]))))),
-            known=draw.random(rows) < (0.3 if twice else 0.005), lost=lost(rows, truncated=int(rows * (0.6 if cut else 0.1))),
+            known=Known(draw.random(rows) < (0.3 if twice else 0.005), draw.random(rows) < 0.005),
+            lost=lost(rows, truncated=int(rows * (0.6 if cut else 0.1))),
         )  # fmt: skip
 
     @staticmethod
@@ -301,20 +304,101 @@ def test_a_training_that_ends_too_early() -> None:
     assert said(verdict(facts_of(expected, predicted, np.full(400, 0.71), training=by_heart))) == set()
 
 
+def test_each_row_with_a_label_of_its_own() -> None:
+    expected = np.arange(150, 180)
+    taught = np.r_[np.ones(150, np.int64), np.zeros(30, np.int64)]
+    given = (expected, np.full(30, 20), np.full(30, 0.05))
+    lines = verdict(facts_of(*given, classes=180, taught=taught))
+    assert "own labels" in said(lines) and "each of the 150 rows of train" in lines[1]
+    assert "own labels" not in said(verdict(facts_of(*given, classes=180, taught=np.r_[2, taught[1:]])))
+
+
 def test_rows_of_train_that_are_evaluated(tmp_path: Path) -> None:
     for split, texts in {"train": ["A  Cat", "dog", "bird"], "test": ["a cat", "DOG ", "cow"]}.items():
         pq.write_table(pa.table({"text": texts, "label": [0, 1, 2]}), tmp_path / f"{split}.parquet")
     texts = Input(tmp_path, "texts", {}, "sha256:1")
-    assert known_rows(texts, "test").tolist() == [True, True, False]  # type: ignore[union-attr]
+    found = known_rows(texts, "test")
+    assert found is not None and found.equal.tolist() == [True, True, False] and not found.near.any()
     assert known_rows(texts, "train") is None
     expected, predicted = plain(np.random.default_rng(8), right=0.8)
-    known = np.arange(400) < 100
+    known = Known(np.arange(400) < 100, np.zeros(400, np.bool_))
     predicted[:100] = expected[:100]
     lines = verdict(facts_of(expected, predicted, np.full(400, 0.85), known=known))
     others = figure((predicted == expected)[100:].mean())
     assert (
-        said(lines) == {"alike"} and "100 of 400 rows" in lines[1] and f"1 on them, {others} on the others" in lines[1]
+        said(lines) == {"alike"}
+        and "of 400 rows of test 100 have" in lines[1]
+        and f"1 on them, {others} on the others" in lines[1]
     )
+    both = Known(np.arange(400) < 10, (np.arange(400) >= 10) & (np.arange(400) < 100))
+    lines = verdict(facts_of(expected, predicted, np.full(400, 0.85), known=both))
+    assert "10 have the text of a row of train and 90 differ from a row of train by one word or punctuation" in lines[1]
+    assert "1 on them" in lines[1] and "data.dedupe" in lines[1] and "data.split_by" in lines[1]
+    near = Known(np.zeros(400, np.bool_), np.arange(400) < 100)
+    lines = verdict(facts_of(expected, predicted, np.full(400, 0.85), known=near))
+    assert "of 400 rows of test 100 differ from a row of train" in lines[1] and "data.dedupe" not in lines[1]
+
+
+LINE = "the parcel that I ordered last week never came"
+CHANGED = {
+    LINE.replace("week", "month"): True,
+    "The parcel, that I ordered last week: never came!": True,
+    f"{LINE} yet": True,
+    f"oh {LINE}": True,
+    LINE.replace("last ", ""): True,
+    LINE.replace("week", "month").replace("parcel", "letter"): False,
+    LINE.replace("last week", "week last"): False,
+    "the parcel never came": False,
+}
+
+
+def test_rows_that_differ_from_a_row_of_train_by_a_word(tmp_path: Path) -> None:
+    for split, texts in {"train": [LINE, "a bird", "the parcel never came!"], "test": [*CHANGED]}.items():
+        pq.write_table(pa.table({"text": texts, "label": [0] * len(texts)}), tmp_path / f"{split}.parquet")
+    found = known_rows(Input(tmp_path, "texts", {}, "sha256:1"), "test")
+    assert found is not None and not found.equal.any() and found.near.tolist() == [*CHANGED.values()]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_texts_near_others_are_those_that_a_comparison_word_by_word_finds(seed: int) -> None:
+    draw = np.random.default_rng(seed)
+    others, texts = (
+        [" ".join(map(str, draw.integers(0, 2, draw.integers(1, 14)))) for _ in range(size)] for size in (20, 200)
+    )
+    wanted = [
+        len(text.split()) >= 8 and any(are_near(text.split(), other.split()) for other in others) for text in texts
+    ]
+    assert near_texts(others, texts).tolist() == wanted and 0 < sum(wanted) < 150
+
+
+def are_near(text: list[str], other: list[str]) -> bool:
+    if len(text) == len(other):
+        return sum(a != b for a, b in zip(text, other, strict=True)) <= 1
+    short, long = sorted((text, other), key=len)
+    return len(long) == len(short) + 1 and any(long[:at] + long[at + 1 :] == short for at in range(len(long)))
+
+
+REAL = {
+    "emotion": ("emotion/train.parquet", "emotion/test.parquet"),
+    "goemotions": ("goemotions/train.tsv", "goemotions/test.tsv"),
+    "stsbenchmark": ("stsbenchmark/sts-train.csv", "stsbenchmark/sts-test.csv"),
+    "amharic": ("sentiment_amharic/train.tsv", "sentiment_amharic/test.tsv"),
+}
+
+
+@pytest.mark.parametrize("name", REAL)
+def test_real_sets_have_few_rows_near_train(name: str, shared: Path) -> None:
+    train, test = ([text.casefold() for text in real_texts(shared / "data" / file)] for file in REAL[name])
+    assert len(set(train)) > 4000 and len(test) > 1000
+    assert near_texts(train, test).mean() < 0.02
+
+
+def real_texts(file: Path) -> list[str]:
+    """Return the texts of a set; of a table's lines the longest cell, of pairs both texts."""
+    if file.suffix == ".parquet":
+        return pq.read_table(file)["text"].to_pylist()
+    lines = [line.split("\t") for line in file.read_text(encoding="utf-8").split("\n")]
+    return [" ".join(line[5:7]) if file.suffix == ".csv" else max(line, key=len) for line in lines]
 
 
 def test_rows_that_were_cut_or_left_out() -> None:

@@ -6,17 +6,13 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
-import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
 from base64 import b64encode
 from collections.abc import Iterator
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +22,6 @@ from trnflow.flows.services import prefect_server
 from trnflow.flows.services.prefect_server import stop_server
 
 PROJECT = Path(__file__).resolve().parents[2]
-TABLES = Path(tempfile.gettempdir()) / f"trnflow-tests-{os.getuid()}-prefect-{version('prefect')}.db"
-"""A database that a server has just begun."""
 LOGINS: dict[str, str] = {}
 """{API's URL: login} of the servers started."""
 
@@ -41,31 +35,12 @@ def own_server(home: Path) -> Iterator[str]:
         stop_server(home)
 
 
-def lay_tables(home: Path) -> None:
-    """Give a home the tables that an earlier server of the tests made; migrations take half of a start."""
-    if TABLES.exists():
-        home.mkdir(0o700, parents=True, exist_ok=True)
-        (home / "prefect").mkdir()
-        shutil.copyfile(TABLES, home / "prefect/prefect.db")
-
-
-def _keep_tables(home: Path) -> None:
-    mine = TABLES.with_suffix(f".{os.getpid()}")
-    with contextlib.closing(sqlite3.connect(home / "prefect/prefect.db")) as database:
-        database.execute("VACUUM INTO ?", [str(mine)])
-    mine.replace(TABLES)
-
-
 def _started(home: Path) -> str:
     """Start a server on any free port: on 4200, workers of other houses would take its runs when their own server is down."""
-    if not (home / "prefect").exists():
-        lay_tables(home)
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("PREFECT_API_URL", raising=False)
         patch.setattr(prefect_server, "PREFERRED_PORT", 0)
         url = prefect_server.ensure_server(home)
-    if not TABLES.exists():
-        _keep_tables(home)
     LOGINS[url] = (home / "prefect/login").read_text()
     return url
 

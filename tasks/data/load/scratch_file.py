@@ -90,7 +90,7 @@ def read_split(
         lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
         raise DataError(
             f"the split {split} is empty: {files[0].name} holds no rows{f' but those dropped ({lost})' if lost else ''}",
-            "give a file with rows",
+            "give a file with rows, or leave it out",
         )
 
     def read_again(keep: Mask) -> Iterator[pa.RecordBatch]:

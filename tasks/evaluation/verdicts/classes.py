@@ -19,7 +19,20 @@ NEARLY_ALL = 0.95
 MISSED = 7
 """Rows of classes that are never predicted, at least: a model that finds half of such rows would miss seven with a
 probability below 0.01."""
+FEWEST = 3
+"""Labels of train, at least, that are said to differ in each row."""
 BALANCED = "train.class_weights=balanced, more updates or more rows of them may help"
+
+
+def labels_that_differ(facts: Facts) -> str | None:
+    """Say that no label stands at two rows of train."""
+    if facts.taught is None or facts.taught.max(initial=0) != 1 or (facts.taught > 0).sum() < FEWEST:
+        return None
+    rows = int(facts.taught.sum())
+    return (
+        f"each of the {rows:,} rows of train has a label of its own, of which one row teaches little: is it a number or an id? "
+        "name a column whose values repeat (data.label)"
+    )
 
 
 def one_class(facts: Facts) -> str | None:

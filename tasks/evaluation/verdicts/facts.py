@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.kinds.kind import Kind
@@ -17,6 +17,13 @@ if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import Generation, Report
 
 
+class Known(NamedTuple):
+    """Which rows stand in train, bool [rows]: equal but for case and spaces; near, which differ by punctuation or one word."""
+
+    equal: NDArray[np.bool_]
+    near: NDArray[np.bool_]
+
+
 @dataclass(frozen=True)
 class Facts:
     """An evaluation, and what is known of its training.
@@ -27,7 +34,7 @@ class Facts:
         labels: Names of outputs, by id.
         training: Metadata of train; {} where it is not known.
         packed: Metadata of the packed rows.
-        known: bool [rows], by row of format_prompts: a row of train has the same text. None: not looked for.
+        known: Which rows of format_prompts stand in train. None: not looked for.
         rows: int64 [segments]: each one's row of format_prompts, in the order of `columns` where a row is one segment.
         taught: int64 [classes], rows of train. None of other tasks.
         unknown: The share of the split's tokens that are no text that the tokenizer knows.
@@ -40,7 +47,7 @@ class Facts:
     labels: Sequence[str] = ()
     training: Meta = field(default_factory=dict)
     packed: Meta = field(default_factory=dict)
-    known: NDArray[np.bool_] | None = None
+    known: Known | None = None
     rows: NDArray[np.int64] | None = None
     taught: NDArray[np.int64] | None = None
     unknown: float = 0.0

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.texts import text_of_example
-from trnflow.tasks.evaluation.verdicts.facts import Facts, figure, percent
+from trnflow.tasks.evaluation.verdicts.facts import Facts, Known, figure, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,20 +59,26 @@ def _of(count: int, rows: int) -> str:
 
 
 def rows_in_train(facts: Facts) -> str | None:
+    """Say that rows stand in train, or differ from one of train by a word."""
     if facts.known is None or facts.rows is None:
         return None
-    here = facts.known[facts.rows]
-    count, rows = (len(set(each.tolist())) for each in (facts.rows[here], facts.rows))
+    equal = facts.known.equal[facts.rows]
+    here = equal | facts.known.near[facts.rows]
+    rows, count, same = (len(set(each.tolist())) for each in (facts.rows, facts.rows[here], facts.rows[equal]))
     if count < LEAST or count < ALIKE * rows:
         return None
-    return (
-        f"{count:,} of {rows:,} rows of {facts.split} have the text of a row of train{_apart(facts, here)}; "
-        "data.dedupe=true leaves equal texts out of train"
+    kinds = (
+        (same, "have the text of a row of train"),
+        (count - same, "differ from a row of train by one word or punctuation"),
     )
+    what = " and ".join(f"{number:,} {words}" for number, words in kinds if number)
+    advice = ["data.dedupe=true leaves equal texts out of train"] * bool(same)
+    advice += ["data.split_by keeps rows together whose column has one value"] * (count > same)
+    return f"of {rows:,} rows of {facts.split} {what}{_apart(facts, here)}; {', '.join(advice)}"
 
 
 def _apart(facts: Facts, here: NDArray[np.bool_]) -> str:
-    """Say how accurate the model is on rows that stand in train, and on the others."""
+    """Say how accurate the model is on these rows, and on the others."""
     if not facts.kind.one_class or here.all():
         return ""
     right = facts.columns.predicted == facts.columns.expected
@@ -81,16 +87,18 @@ def _apart(facts: Facts, here: NDArray[np.bool_]) -> str:
     )
 
 
-def known_rows(texts: Input, split: str) -> NDArray[np.bool_] | None:
-    """Return which rows of a split have the text of a row of train, but for case and spaces: bool [rows]. None of train
-    itself, and for more than BYTES."""
+def known_rows(texts: Input, split: str) -> Known | None:
+    """Return which rows of a split stand in train. None of train itself, and for more than BYTES."""
     import numpy as np
+
+    from trnflow.tasks.evaluation.verdicts.near_texts import near_texts
 
     files = [texts.path / f"{name}.parquet" for name in ("train", split)]
     if split == "train" or not all(file.exists() for file in files) or sum(map(_bytes, files)) > BYTES:
         return None
-    train = set(_texts(files[0]))
-    return np.array([text in train for text in _texts(files[1])], np.bool_)
+    train = dict.fromkeys(_texts(files[0]))  # not a set, whose order changes: the same numbers are compared each time
+    equal = np.array([text in train for text in _texts(files[1])], np.bool_)
+    return Known(equal, near_texts(train, _texts(files[1])) & ~equal)
 
 
 def _bytes(file: Any) -> int:

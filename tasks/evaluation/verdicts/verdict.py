@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from trnflow.tasks.evaluation.verdicts.classes import never_predicted, one_class
+from trnflow.tasks.evaluation.verdicts.classes import labels_that_differ, never_predicted, one_class
 from trnflow.tasks.evaluation.verdicts.comparison import (
     Compared,
     compared,
@@ -33,6 +33,7 @@ def verdict(facts: Facts) -> list[str]:
 def _causes(facts: Facts, beside: list[Compared]) -> Iterator[str | None]:
     """Yield causes, that which explains most first."""
     worse = worse_than_a_baseline(facts, beside)
+    yield labels_that_differ(facts)
     yield one_class(facts)
     yield unknown_script(facts)
     yield endless_texts(facts)

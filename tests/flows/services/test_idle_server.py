@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import uvicorn
 
-from tests.flows.prefect_api import Api, lay_tables
+from tests.flows.prefect_api import Api
 from tests.helpers.command_line import Shell
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
@@ -34,7 +34,6 @@ TRAINING = (
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     monkeypatch.setenv(IDLE, str(IDLE_SECONDS))
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    lay_tables(tmp_path / ".trnflow")
     yield tmp_path / ".trnflow"
     stop_server(tmp_path / ".trnflow")
 

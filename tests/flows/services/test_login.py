@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import sqlite3
 import stat
 import subprocess
 import sys
@@ -21,7 +22,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidMessage, InvalidStatus
 from websockets.sync.client import connect
 
-from tests.flows.prefect_api import Api, lay_tables
+from tests.flows.prefect_api import Api
 from tests.helpers.browser import Page, browser_at
 from tests.helpers.command_line import Shell
 from tests.helpers.serving import answers, free_port, serving
@@ -36,6 +37,7 @@ from trnflow.flows.services.prefect_server import (
     stop_server,
     use_server,
 )
+from trnflow.flows.services.server_process import TABLES
 from trnflow.tasks.system.process import process_of
 
 EVIL = "evil.example"
@@ -195,7 +197,6 @@ def test_a_login_that_a_folder_brought_or_that_was_cut_off_is_made_anew(tmp_path
 def test_a_server_that_was_stopped_leaves_no_login(tmp_path: Path) -> None:
     """Another user's program may take its port, and gets what a client that still runs sends."""
     home = tmp_path / "home"
-    lay_tables(home)
     ensure_server(home)
     login = make_login(home)
     assert stop_server(home)
@@ -204,7 +205,6 @@ def test_a_server_that_was_stopped_leaves_no_login(tmp_path: Path) -> None:
 
 def test_the_homes_own_server_is_started_again_though_login_sh_was_read(tmp_path: Path) -> None:
     home, shell = tmp_path / "home", Shell(tmp_path)
-    lay_tables(home)
     environ = {"TRNFLOW_HOME": str(home)}
     try:
         shell("up", **environ)
@@ -221,7 +221,9 @@ def test_the_homes_own_server_is_started_again_though_login_sh_was_read(tmp_path
 def earlier(tmp_path: Path) -> Iterator[Api]:
     """A server without a login, as earlier versions started it, with a flow run in progress."""
     home, port = tmp_path / "home", free_port()
-    lay_tables(home)
+    (home / "prefect").mkdir(parents=True)
+    with contextlib.closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database:
+        database.executescript(TABLES.read_text(encoding="utf-8"))  # migrations take half of a start
     environ = os.environ | {"PREFECT_HOME": str(home / "prefect"), "PREFECT_SERVER_ANALYTICS_ENABLED": "false"}
     command = [sys.executable, "-m", "prefect", "server", "start", "--port", str(port)]
     server = subprocess.Popen(command, env=environ, start_new_session=True, stdout=subprocess.DEVNULL)
