@@ -204,3 +204,26 @@ class RunRecord(TypedDict, total=False):
     host: Meta
     checkout: Meta | None
     start: Start
+
+
+class JobName(TypedDict):
+    """Of `jobs/<id>/order.json` what every version writes."""
+
+    name: str
+
+
+class JobRun(TypedDict, total=False):
+    """`jobs/<id>/runs/<run>`."""
+
+    run: str
+    host: str
+    begun: str
+
+
+class JobResult(TypedDict, total=False):
+    """`jobs/<id>/result.json`: how the newest run of a job ended. error: as `TrnflowError.placed` returns it."""
+
+    run: str
+    outcome: str
+    ended: str
+    error: Meta | None
