@@ -1,8 +1,8 @@
 """Show a model on a page in the browser, made by gradio, until the process is interrupted.
 
-The server listens on 127.0.0.1 and answers its own page alone, by a name of this machine (against DNS rebinding). Neither it nor
-the page asks another host, whatever a model generates: telemetry and sharing are off, the Content-Security-Policy
-forbids it. What is typed is not stored.
+The server listens on 127.0.0.1 and answers its own page alone, by a name of this machine (against DNS rebinding). Neither asks
+another host, whatever a model generates: telemetry and sharing are off, the Content-Security-Policy forbids it. What is typed is
+not stored.
 """
 
 from __future__ import annotations
