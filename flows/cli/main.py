@@ -57,8 +57,8 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """{module in flows/cli: (its commands, the parents of `add_commands`)}, in the order of `trnflow --help`. A command
 imports its own module alone: all of them take a third of the time of `trnflow plan`."""
 
-WATCHED = ("new", "plan", "predict")
-"""Commands that parse models and data from elsewhere in their own process."""
+WATCHED = ("new", "predict")
+"""Commands that read data and tokenizers from elsewhere in their own process. What `plan` parses has greatest sizes."""
 
 OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 

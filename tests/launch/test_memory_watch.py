@@ -17,21 +17,21 @@ sys.exit(main())
 """The command line on a machine of 300 MiB."""
 
 
-def test_a_plan_of_a_config_that_takes_all_memory_ends_with_one_line(tmp_path: Path) -> None:
+def test_a_config_that_takes_all_memory_ends_with_one_line(tmp_path: Path) -> None:
     """15 MiB of empty lists take 400 MB; Python parses them in one call, which no thread can interrupt."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text('{"a": [' + "[]," * (5 << 20) + "[]]}")
-    (tmp_path / "rows.csv").write_text("text,label\na,b\n")
-    (tmp_path / "mine.yaml").write_text(
-        "extends: demo\nname: mine\ndata: {source: rows.csv, name: null, text: text, label: label}\n"
-        "model: {source: model, config: {}}\n"
-    )
+    rows = [f"what a day number {number} was,{'neg' if number % 2 else 'pos'}\n" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
     done = subprocess.run(
-        [sys.executable, "-c", SMALL, "plan", "mine.yaml"], cwd=tmp_path, capture_output=True, text=True
+        [sys.executable, "-c", SMALL, "new", "rows.csv", "model.source=model"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == -signal.SIGKILL
     assert done.stdout == "" and done.stderr.count("error") == 1
-    assert "error: plan was ended: it held more than 0.146" in done.stderr
+    assert "error: new was ended: it held more than 0.146" in done.stderr
 
 
 def test_the_process_that_measures_ends_with_the_command(tmp_path: Path) -> None:
