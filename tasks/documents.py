@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NotRequired, TypedDict
+from typing import Any, Literal, NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import PlacedError
@@ -204,3 +204,49 @@ class RunRecord(TypedDict, total=False):
     host: Meta
     checkout: Meta | None
     start: Start
+
+
+class JobName(TypedDict):
+    """Of `jobs/<id>/order.json` what every version writes."""
+
+    name: str
+
+
+class JobRun(TypedDict, total=False):
+    """`jobs/<id>/runs/<run>`."""
+
+    run: str
+    host: str
+    begun: str
+
+
+class JobResult(TypedDict, total=False):
+    """`jobs/<id>/result.json`: how the newest run of a job ended. error: as `TrnflowError.placed` returns it."""
+
+    run: str
+    outcome: str
+    ended: str
+    error: Meta | None
+    stages: list[RecordedStage]
+    notes: list[str]
+
+
+class JobSubmission(TypedDict):
+    """`jobs/<id>/submitted/<n>.json`: a job at a platform.
+
+    Fields:
+        platform: Its kind.
+        ticket: The platform's own name of the job; None while it is submitted, "" if that failed.
+        earlier: How many runs the job had before.
+        host, time: Of who submitted it.
+    """
+
+    platform: str
+    ticket: str | None
+    earlier: int
+    host: str
+    time: str
+
+
+MachineDifferences = dict[str, dict[str, dict[str, list[Any]]]]
+"""`machines/<digest>.json`: {stage: {table of the key document: {name: [value here, value there]}}}."""

@@ -8,9 +8,10 @@ from pathlib import Path
 from trnflow.flows.authoring.look import Column
 from trnflow.flows.runner.expected_time import parameters_of
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.limited_process import MEMORY, SECONDS, Timer, call_limited
 from trnflow.tasks.data.special_tokens import chat_templates
-from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, read_tokenizer
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.errors import ConfigError, ModelError, ProcessFailed
 from trnflow.tasks.evaluation.verdicts.script import strange_script, unknown_share
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import ModelConfig, model_source, tokenizer_folder
@@ -45,28 +46,46 @@ class GivenModel:
 
     def strange(self, column: Column) -> str | None:
         """Return a sentence if the tokenizer does not know the script of a column's texts."""
-        found, ids = self._encoded(column)
-        if found is None or not ids:
-            return None
-        import numpy as np
-
-        return strange_script(unknown_share(found, np.bincount(ids)), column.name)
+        counted = self._counted(column)
+        return strange_script(counted["unknown"], column.name) if counted["tokens"] else None
 
     def bytes_a_token(self, column: Column) -> float | None:
         """Return how many bytes a token of a column's texts has; None where the tokenizer is not at hand."""
-        found, ids = self._encoded(column)
-        return sum(len(text.encode()) for text in _texts(column)) / len(ids) if found and ids else None
+        tokens = self._counted(column)["tokens"]
+        return sum(len(text.encode()) for text in _texts(column)) / tokens if tokens else None
 
-    def _encoded(self, column: Column) -> tuple[FastTokenizer | None, list[int]]:
-        """Return the tokenizer and the ids of a column's texts; (None, []) where it is not at hand."""
+    def _counted(self, column: Column) -> Meta:
+        """Return what `count_tokens` does, of a column's texts; no tokens where the tokenizer is not at hand."""
         if self.tokenizer is None:
-            return None, []
+            return {"tokens": 0}
+        asked = {"folder": str(self.tokenizer), "texts": _texts(column), "name": column.name}
         try:
-            found = read_tokenizer(self.tokenizer)
+            # a tokenizer from elsewhere may write a gigabyte for a letter, or look for a pattern without an end
+            return call_limited(f"{__name__}:count_tokens", asked)
         except ModelError:  # the stages say what is wrong with the file
-            return None, []
-        encoded = found.tokenizer.encode_batch_fast(_texts(column), add_special_tokens=False)
-        return found, [number for each in encoded for number in each.ids]
+            return {"tokens": 0}
+        except (ConfigError, ProcessFailed) as error:
+            raise ModelError(
+                f"{self.tokenizer}: its tokenizer takes more than {MEMORY >> 20} MiB or {SECONDS:g} s for the texts of "
+                f"{column.name}",
+                "take another model, or get this one anew from where it was published",
+            ) from error
+
+
+def count_tokens(arguments: Meta, limit: Timer) -> Meta:
+    """Return {"tokens": of the texts, "unknown": the share of those that the tokenizer does not know}, in a limited process.
+
+    arguments: folder (the tokenizer's), texts, name (the column's, for errors). Raises ModelError.
+    """
+    import numpy as np
+
+    loaded = read_tokenizer(Path(arguments["folder"]))
+    with limit(f"{arguments['folder']}: its tokenizer, on {arguments['name']}"):
+        # one by one: its threads would each reserve memory
+        encoded = [loaded.tokenizer.encode(text, add_special_tokens=False).ids for text in arguments["texts"]]
+        numbers = [number for ids in encoded for number in ids]
+        unknown = unknown_share(loaded, np.bincount(numbers)) if numbers else 0.0
+    return {"tokens": len(numbers), "unknown": unknown}
 
 
 def _texts(column: Column) -> list[str]:

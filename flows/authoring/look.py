@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -22,6 +23,7 @@ from trnflow.tasks.data.load.class_names import class_texts, declared_classes
 from trnflow.tasks.data.load.column_types import text_type, to_type
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.data.load.conll import unread_columns
+from trnflow.tasks.data.load.json_rows import first_entries
 from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_blank
 from trnflow.tasks.data.load.loading import open_source
 from trnflow.tasks.data.load.readers import RowReader, open_file
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 BYTES = 64 << 20
 """Bytes of rows that are read of a split; of what lies behind them only a Parquet file's short columns are read."""
+MOST_ROWS = 200_000
+"""Rows that are read of a split: of shorter ones BYTES hold millions, which take a minute."""
 ROWS = 1000
 """Rows whose texts are looked at, spread over those that are read."""
 MOST_VALUES = 10_000
@@ -271,13 +275,10 @@ def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
             if b"\0" in head:
                 raise DataError(f"{file.name} is no {kind}: it is binary", "check the file")
             refuse_tags(file.name, head)
-        is_array = head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"[")
-        # the reader of JSON lines reads all of them to know the columns
-        if kind == "jsonl" and not is_array:
-            lines = stream.read(BYTES)
-            if len(lines) == BYTES:
-                path = scratch / f"{len(os.listdir(scratch))}.jsonl"
-                path.write_bytes(lines[: lines.rfind(b"\n") + 1])
+        # the reader of JSON reads all rows to know the columns, and that of lines passes blank ones without an end
+        if kind in ("jsonl", "txt", "conll"):
+            aside = scratch / str(len(os.listdir(scratch)))
+            path = _first_rows(path, file.name, stream.read(BYTES), aside, is_json=kind == "jsonl")
     rows = open_file(path, kind, file.name)
     if len(rows.schema) > MOST_LOOKED:
         raise DataError(
@@ -286,6 +287,22 @@ def _open_file(file: DataFile, kind: str, scratch: Path) -> RowReader:
         )
     check_header(rows, kind)
     return rows
+
+
+def _first_rows(path: Path, name: str, head: bytes, scratch: Path, *, is_json: bool) -> Path:
+    """Return a file, or `scratch` with its first rows if it has more than BYTES or MOST_ROWS. head: up to BYTES of it."""
+    if is_json and head.lstrip(b"\xef\xbb\xbf \r\n\t").startswith(b"["):
+        if len(head) < BYTES and head.count(b"{") < MOST_ROWS:
+            return path
+        with scratch.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in first_entries(path, name, MOST_ROWS, BYTES))
+        return scratch
+    if len(head) < BYTES and head.count(b"\n") <= MOST_ROWS:
+        return path
+    lines = islice(io.BytesIO(head[: head.rfind(b"\n") + 1]), MOST_ROWS)
+    with scratch.open("wb") as lines_file:
+        lines_file.writelines(lines)
+    return scratch
 
 
 def _check_alike(files: list[RowReader]) -> None:
@@ -343,6 +360,8 @@ def _batches(rows: RowReader, names: list[str]) -> Iterator[pa.RecordBatch]:
 
 
 def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column], most: int) -> tuple[int, bool]:
+    import pyarrow as pa
+
     read = size = 0
     stride = 1
     sampled: list[tuple[int, Meta]] = []
@@ -351,16 +370,17 @@ def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column],
         for name in names:
             _count(columns.setdefault(name, Column(name)), batch.column(name))
         picked = [at for at in range(batch.num_rows) if (read + at) % stride == 0]
-        sampled += zip([read + at for at in picked], batch.take(picked).to_pylist(), strict=True)
+        taken = batch.take(pa.array(picked, pa.int64())).to_pylist()  # Arrow knows no type of an empty list
+        sampled += zip([read + at for at in picked], taken, strict=True)
         while len(sampled) > 2 * ROWS:
             stride *= 2
             sampled = [(at, row) for at, row in sampled if at % stride == 0]
         read, size = read + batch.num_rows, size + batch.nbytes
-        if size > most:
+        if size > most or read >= MOST_ROWS:
             break
     for name in names:
         columns.setdefault(name, Column(name)).examples += _parsed([row[name] for _, row in sampled])
-    is_whole = size <= most or next(batches, None) is None
+    is_whole = (size <= most and read < MOST_ROWS) or next(batches, None) is None
     if not is_whole and format_of(rows.name) == "parquet":  # its columns are stored apart
         for name in names:
             _count_whole(rows, columns[name], most)

@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
+from trnflow.tasks.launch.memory_watch import watch_memory
 from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
 from trnflow.tasks.system.redaction import scrub_logs, scrubbed
@@ -56,6 +57,9 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """{module in flows/cli: (its commands, the parents of `add_commands`)}, in the order of `trnflow --help`. A command
 imports its own module alone: all of them take a third of the time of `trnflow plan`."""
 
+WATCHED = ("new", "predict")
+"""Commands that read data and tokenizers from elsewhere in their own process. What `plan` parses has greatest sizes."""
+
 OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 
@@ -71,6 +75,8 @@ def main(arguments: list[str] | None = None) -> int:
             if is_own_process:
                 # modules stay: later collections need not look at them. Another program's garbage would stay, too
                 gc.freeze()
+                if rest[:1] and rest[0] in WATCHED:
+                    watch_memory(rest[0], say_error)
             options.overrides = [*([f"on={options.on}"] if getattr(options, "on", None) else []), *overrides]
             scrub_logs()
             signal.signal(signal.SIGTERM, _interrupt)

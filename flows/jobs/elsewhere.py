@@ -13,7 +13,7 @@ from trnflow.flows.jobs.following import FollowedJob, ended_stages
 from trnflow.flows.jobs.listing import read_document, runs_of
 from trnflow.flows.jobs.order import JobUri, carried_for, order_anew, result_file, write_order
 from trnflow.flows.jobs.platforms import platform_of
-from trnflow.flows.jobs.submitted import Submission, submissions_of, submit
+from trnflow.flows.jobs.submitted import NO_ONE, submissions_of, submit
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.recipes.sections import LaunchConfig
 from trnflow.flows.runner.context import RunContext
@@ -22,7 +22,7 @@ from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.run_log import say, write_step
 from trnflow.flows.runner.stored import Stored
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import KeyDocument, RecordedStage
+from trnflow.tasks.documents import JobSubmission, KeyDocument, RecordedStage
 from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError
 from trnflow.tasks.platforms.protocol import Platform
 from trnflow.tasks.store import Store
@@ -129,14 +129,13 @@ class Elsewhere:
         assert self._platform is not None
         if (result := self._result_of(context, uri, options)) is not None:
             say(context.log, step.name, f"job {uri.id} has made it: no machine is needed")
-            submission = Submission(platform="", ticket="", earlier=0, host="", time="")
-            job = FollowedJob(context, uri, submission, self._platform, 0.0, ())
+            job = FollowedJob(context, uri, NO_ONE, self._platform, 0.0, ())
             job.take_result(result)
             return job
         submission = self._submitted(context, uri, step.name)
         return FollowedJob(context, uri, submission, self._platform, self._launch.max_wait_hours, self.stages)
 
-    def _submitted(self, context: RunContext, uri: JobUri, stage: str | None = None) -> Submission:
+    def _submitted(self, context: RunContext, uri: JobUri, stage: str | None = None) -> JobSubmission:
         store, platform = context.store, self._platform
         assert platform is not None
         known = submissions_of(store, uri.id)

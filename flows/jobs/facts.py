@@ -9,16 +9,12 @@ from typing import cast
 from trnflow.flows.jobs.listing import read_document
 from trnflow.flows.recipes.sections import LaunchConfig
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import KeyDocument
+from trnflow.tasks.documents import KeyDocument, MachineDifferences
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.store import Store
-from trnflow.tasks.system.json_objects import misfit
 
 TABLES = ("params", "env", "accel")
 ABSENT = "(absent)"
-
-Differences = dict[str, dict[str, dict[str, list[object]]]]
-"""{stage: {table: {name: [value here, value there]}}}"""
 
 
 class MachineFacts:
@@ -29,8 +25,7 @@ class MachineFacts:
         digits = digest_of(cast(Meta, document)).removeprefix("sha256:")
         self._store, self._file = store, f"machines/{digits[:16]}.json"
         self._here: dict[str, KeyDocument] = {}
-        known = read_document(store, self._file) or {}
-        self._known: Differences = {} if misfit(known, Differences) else known
+        self._known: MachineDifferences = read_document(store, self._file) or {}
 
     def there(self, stage: str, document: KeyDocument) -> KeyDocument | None:
         """Return a stage's key document as it would be there; None if that is not known."""

@@ -9,12 +9,11 @@ from typing import Any, cast
 
 from trnflow.flows.jobs.listing import read_document, runs_of, seconds_since, stop_file
 from trnflow.flows.jobs.order import JobUri, result_file
-from trnflow.flows.jobs.submitted import Submission
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.work_folders import attempt_log
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import RecordedStage
+from trnflow.tasks.documents import JobSubmission, RecordedStage
 from trnflow.tasks.errors import Interrupted, MachineError, StoreError, TrnflowError, from_json
 from trnflow.tasks.events.event_types import Event
 from trnflow.tasks.events.log_copy import EVENTS, SILENT_SECONDS, CopiedLogs
@@ -41,7 +40,7 @@ class FollowedJob:
         self,
         context: RunContext,
         uri: JobUri,
-        submission: Submission,
+        submission: JobSubmission,
         platform: Platform,
         max_wait_hours: float,
         stages: Sequence[str],

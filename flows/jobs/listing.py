@@ -14,8 +14,8 @@ from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.events import RunState, fold
 from trnflow.tasks.events.log_copy import SILENT_SECONDS, CopiedLogs
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.document_check import checked_document
 from trnflow.tasks.store.lease import live_leases
-from trnflow.tasks.system.json_objects import read_object
 
 
 class Job(TypedDict):
@@ -63,7 +63,7 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     if not runs:
         return job
     if result.get("run") == runs[-1]:
-        why = (result.get("error") or {}).get("message", "")
+        why = str((result.get("error") or {}).get("message", ""))
         return Job(**{**job, "state": str(result.get("outcome")), "ended": result.get("ended"), "why": why})
     copy, state = CopiedLogs(store.backend, runs[-1]), RunState()
     with contextlib.suppress(ConfigError, StoreError):
@@ -101,7 +101,7 @@ def stop_file(job: str, run: str) -> str:
 
 
 def read_document(store: Store, name: str) -> Meta | None:
-    """Return a document of the store; None if it is missing or no JSON object."""
+    """Return a document; None without it, or if it is of another shape, which `verify` says."""
     with contextlib.suppress(FileNotFoundError, ValueError):
-        return read_object(store.backend.read(name))
+        return checked_document(name, store.backend.read(name))
     return None

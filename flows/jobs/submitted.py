@@ -8,36 +8,22 @@ import json
 import socket
 import time
 from collections.abc import Callable
-from typing import TypedDict, cast
+from typing import cast
 
+from trnflow.tasks.documents import JobSubmission
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.document_check import checked_document
 from trnflow.tasks.system.clock import now
-from trnflow.tasks.system.json_objects import misfit, read_object
 
 CLAIM_SECONDS = 90.0
 """How long another machine may take to submit a job."""
 LOOK_SECONDS = 1.0
+NO_ONE = JobSubmission(platform="", ticket="", earlier=0, host="another machine", time="")
+"""In the place of a damaged one."""
 
 
-class Submission(TypedDict):
-    """A job at a platform.
-
-    Fields:
-        platform: Its kind.
-        ticket: The platform's own name of the job; None while it is submitted, "" if that failed.
-        earlier: How many runs the job had before.
-        host, time: Of who submitted it.
-    """
-
-    platform: str
-    ticket: str | None
-    earlier: int
-    host: str
-    time: str
-
-
-def submissions_of(store: Store, job: str) -> list[Submission]:
+def submissions_of(store: Store, job: str) -> list[JobSubmission]:
     """Return a job's submissions, the oldest first. Raises StoreError."""
     count = len(store.backend.names(f"jobs/{job}/submitted"))
     return [_read(store, job, number) for number in range(count)]
@@ -45,7 +31,7 @@ def submissions_of(store: Store, job: str) -> list[Submission]:
 
 def submit(
     store: Store, job: str, number: int, platform: str, earlier: int, send: Callable[[], str]
-) -> tuple[Submission, bool]:
+) -> tuple[JobSubmission, bool]:
     """Make a job's submission of this number, or return the one that another made first, and whether it is this one.
 
     send: Submits, and returns the ticket.
@@ -54,7 +40,7 @@ def submit(
         StoreError: The store can't be written, or who was first did not submit.
         TrnflowError: Of `send`.
     """
-    claimed = Submission(platform=platform, ticket=None, earlier=earlier, host=socket.gethostname(), time=now())
+    claimed = JobSubmission(platform=platform, ticket=None, earlier=earlier, host=socket.gethostname(), time=now())
     if not store.backend.create(_file(job, number), json.dumps(claimed).encode()):
         return _await(store, job, number), False
     claimed["ticket"] = ""
@@ -65,7 +51,7 @@ def submit(
     return claimed, True
 
 
-def _await(store: Store, job: str, number: int) -> Submission:
+def _await(store: Store, job: str, number: int) -> JobSubmission:
     until = time.monotonic() + CLAIM_SECONDS
     while not (theirs := _read(store, job, number))["ticket"]:
         if theirs["ticket"] == "" or time.monotonic() > until:
@@ -74,13 +60,10 @@ def _await(store: Store, job: str, number: int) -> Submission:
     return theirs
 
 
-def _read(store: Store, job: str, number: int) -> Submission:
+def _read(store: Store, job: str, number: int) -> JobSubmission:
     with contextlib.suppress(FileNotFoundError, ValueError):
-        document = read_object(store.backend.read(_file(job, number)))
-        if not misfit(document, Submission):
-            return cast(Submission, document)
-    # damaged
-    return Submission(platform="", ticket="", earlier=0, host="another machine", time="")
+        return cast(JobSubmission, checked_document(_file(job, number), store.backend.read(_file(job, number))))
+    return NO_ONE
 
 
 def _file(job: str, number: int) -> str:

@@ -26,6 +26,7 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted, ProcessFailed, TrnflowError, from_json
 from trnflow.tasks.launch.python import WITHOUT_THREADS, python
 from trnflow.tasks.system.child_environ import without_logins
+from trnflow.tasks.system.terminal import one_line, printable
 
 SECONDS = 5.0
 """Processor time that one rendering may take, in seconds."""
@@ -104,7 +105,7 @@ def _called(function: str, around: str, arguments: Meta, environment: Mapping[st
     if "status" in answer:
         raise _ended(answer["status"], row or "before the first row", errors, arguments.get("hook"))
     if errors:
-        sys.stderr.write(errors)
+        sys.stderr.write(printable(errors))
     for file in answer["modules"]:  # opened here, too: the file audit does not see the other process
         Path(file).open("rb").close()
     if "error" in answer:
@@ -303,5 +304,5 @@ def _ended(status: int, row: str, errors: str, hook: str | None) -> TrnflowError
         )
     if hook and not errors.strip():
         return DataError(f"{row.removeprefix('split ')}: {hook} ended its process: status {status}", "let it return")
-    last_line = errors.strip().rpartition("\n")[2] or f"status {status}"
+    last_line = one_line(errors.strip().rpartition("\n")[2]) or f"status {status}"
     return ProcessFailed(f"{row}: the process that makes examples ended: {last_line}", "run again with --debug")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_sizes import TEMPLATE
 
 
 def special_tokens(folder: Path) -> dict[str, str] | None:
@@ -39,6 +40,10 @@ def chat_templates(folder: Path) -> dict[str, str]:
     stored = read_object(folder / "tokenizer_config.json").get("chat_template")
     entries = stored if isinstance(stored, list) else [{"name": "default", "template": stored}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}
+    if sum(len(template) for template in named.values() if isinstance(template, str)) > TEMPLATE:
+        raise ModelError(
+            f"{folder.name}/tokenizer_config.json: chat_template has more than {TEMPLATE >> 20} MiB", "shorten it"
+        )
     return {str(name): template for name, template in named.items() if isinstance(template, str)}
 
 

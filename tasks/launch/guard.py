@@ -61,20 +61,21 @@ class Held:
 
     Attributes:
         most: The most bytes so far.
+        pids: Of the worker and its descendants, when they were last listed.
     """
 
     # Measured instead of limited by the kernel: RLIMIT_AS and RLIMIT_DATA hold for each process, and count what torch,
     # XLA and allocators reserve and never use; a cgroup is rarely ours to make.
     def __init__(self, worker: int) -> None:
         self.worker, self.most = worker, 0
-        self._pids: list[int] = []
+        self.pids: list[int] = []
         self._listed = 0.0
 
     def measure(self) -> int:
         """Return the bytes held now; 0 where there is no /proc."""
         if time.monotonic() > self._listed + CHILDREN_SECONDS:
-            self._pids, self._listed = _family(self.worker), time.monotonic()
-        now = sum(map(_resident, self._pids))
+            self.pids, self._listed = _family(self.worker), time.monotonic()
+        now = sum(map(_resident, self.pids))
         self.most = max(self.most, now)
         return now
 

@@ -18,14 +18,16 @@ from trnflow.tasks.evaluation.generation import position_ids, prompt_encoder, pr
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 
 SEED = 0
+PROMPT = 32_768
+"""Most tokens of a row where the model's configuration names no positions: memory grows with the square of them."""
 
 
 class Generator:
     """A language model, loaded from a folder.
 
     templates: The recipe's prompt templates. framed: Whether a chat template writes special tokens, so that the tokenizer
-    adds none. max_new_tokens: At most half of the model's positions; more is lowered to that. seconds: after which a text
-    ends where it is; None: never.
+    adds none. max_new_tokens: At most half of the model's positions, of PROMPT where it names none; more is lowered to that.
+    seconds: after which a text ends where it is; None: never.
     """
 
     def __init__(
@@ -35,10 +37,8 @@ class Generator:
         self._tokenizer = read_tokenizer(folder)
         self._encoder = prompt_encoder(self._tokenizer, {"templates": templates, "framed": framed})
         self._model: Any = load_model(folder, "causal_lm")
-        self._positions = longest_sequence(self._model)
-        self._new = max_new_tokens
-        if self._positions is not None:
-            self._new = min(max_new_tokens, max(self._positions // 2, 1))
+        self._positions = longest_sequence(self._model) or PROMPT
+        self._new = min(max_new_tokens, max(self._positions // 2, 1))
 
     def predict(self, parts: list[Meta], where: str) -> Meta:
         """Generate a text for a prompt's parts {text, train}.
@@ -75,4 +75,4 @@ class Generator:
         if not ids:
             raise DataError(f"{where}: the prompt is empty", "give it a text")
         opening = len(prefix) if ids[: len(prefix)] == prefix else 0
-        return ids, ids if self._positions is None else shortened(ids, self._positions - self._new, opening)
+        return ids, shortened(ids, self._positions - self._new, opening)

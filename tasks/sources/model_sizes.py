@@ -22,6 +22,19 @@ EXPERTS = 100_000
 """Most experts: Doge has 16,384."""
 SIZE = 1_000_000_000
 """The largest other number."""
+CONFIG = 16 << 20
+"""Most bytes of config.json, and of the other files beside the weights that are parsed."""
+VOCABULARY = 64 << 20
+"""Most bytes of a file with a vocabulary: Gemma 3 has 33 MB."""
+TEMPLATE = 1 << 20
+"""Most bytes of a chat template: the largest of published models have 30 kB."""
+FILES = {
+    **dict.fromkeys(("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model"), VOCABULARY),
+    **dict.fromkeys(("config.json", "generation_config.json", "trnflow.json", "tokenizer_config.json"), CONFIG),
+    **dict.fromkeys(("special_tokens_map.json", "added_tokens.json", "vocab.txt"), CONFIG),
+    "chat_template.jinja": TEMPLATE,
+}
+"""{file of a model's folder: its most bytes}"""
 
 DEPTHS = (
     "num_hidden_layers",
@@ -114,8 +127,17 @@ def check_sizes(fields: Meta, where: str) -> None:
         raise ModelError(f"{where}: {wrong}", "correct it, or get the model anew from where it was published")
 
 
+def check_files(folder: Path) -> None:
+    """Raise ModelError for a file of a model's folder that is too large to be parsed."""
+    for name, most in FILES.items():
+        file = folder / name
+        if file.is_file() and file.stat().st_size > most:
+            raise ModelError(f"model.source: {file} has more than {most >> 20} MiB", "save the model anew")
+
+
 def check_folder(folder: Path) -> None:
-    """Raise ModelError if config.json in a model's folder has sizes that no model can have, or its weights do not hold."""
+    """Raise ModelError as `check_files`, and if config.json has sizes that no model can have, or the weights do not hold."""
+    check_files(folder)
     file = folder / "config.json"
     fields = read_json(file) if file.is_file() else {}
     check_sizes(fields, str(file))

@@ -14,7 +14,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import SOURCE, StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.hub_errors import asked, hub_errors
-from trnflow.tasks.sources.model_sizes import check_held, check_sizes, size_error
+from trnflow.tasks.sources.model_sizes import CONFIG, check_files, check_held, check_sizes, size_error
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
@@ -26,8 +26,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
-CONFIG = 16 << 20
-"""Most bytes of config.json, and of the other JSON files that a plan reads."""
 UNUSED = "unused"
 """In a Source's location: files may hold tensors that the model does not use (`model.allow_unused_weights`)."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -165,6 +163,7 @@ def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver
 def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
     names = sorted(os.listdir(folder))
     _refuse_pickles(str(folder), names)
+    check_files(folder)
     weights = [name for name in names if name.endswith(WEIGHT_ENDS)]
     tokenizer = [name for name in names if name in TOKENIZER_FILES]
     read = weights + tokenizer + [name for name in names if name == GENERATION]
@@ -236,4 +235,6 @@ def _folder(location: Meta | None, patterns: tuple[str, ...]) -> Path | None:
     from huggingface_hub import snapshot_download
 
     with hub_errors("model", location["repo"], location["commit"]):
-        return Path(snapshot_download(location["repo"], revision=location["commit"], allow_patterns=list(patterns)))
+        folder = Path(snapshot_download(location["repo"], revision=location["commit"], allow_patterns=list(patterns)))
+    check_files(folder)
+    return folder

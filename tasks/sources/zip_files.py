@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import zipfile
 
 MOST_FILES = 10_000
+LISTED = 16 << 20
+"""Most bytes of a zip's list of files: 300,000 names, which take 8 s and 200 MB."""
 
 ZipOf = dict[str, Path]
 """{path of an unpacked file: its zip}"""
@@ -44,12 +46,13 @@ def unzipped(
         for name, place in _unpacked(path, file.name, resolver):
             members.append((name if alone else f"{file.name}/{name}", str(place)))
             origins[str(place)] = path
-    if not members:
+    visible = visible_files(members)
+    if not visible:
         raise DataError(
             f"data.source: {zips[0].name} ({scrub(source)}) holds no data file",
             "zip files whose names tell their format, such as .csv",
         )
-    return visible_files(members), origins
+    return visible, origins
 
 
 def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path]]:
@@ -62,6 +65,7 @@ def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path
     digests = resolver.memo.get("zip", path, now)
     if digests is None or not all(cache.has(digest) for _, digest in digests):
         try:
+            _check_list(path, name)
             with zipfile.ZipFile(path) as archive:
                 digests = []
                 for member in _checked(archive, path, name, cache.folder):
@@ -74,6 +78,20 @@ def _unpacked(path: Path, name: str, resolver: Resolver) -> list[tuple[str, Path
         resolver.memo.put("zip", path, now, digests)
         resolver.memo.save()
     return [(member, cache.path(digest)) for member, digest in digests]
+
+
+def _check_list(path: Path, name: str) -> None:
+    """Raise DataError for a list of files of more than LISTED bytes, which `ZipFile` would read whole."""
+    import zipfile
+
+    with path.open("rb") as file:
+        end = zipfile._EndRecData(file)  # type: ignore[attr-defined]
+    size = end[zipfile._ECD_SIZE] if end else 0  # type: ignore[attr-defined]
+    if size > LISTED:
+        raise DataError(
+            f"data.source: {name} has a list of files of {size:,} bytes, and may have {LISTED:,}",
+            "give the unpacked folder",
+        )
 
 
 def _checked(archive: zipfile.ZipFile, path: Path, name: str, cache: Path) -> list[zipfile.ZipInfo]:

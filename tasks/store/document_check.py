@@ -5,19 +5,33 @@ from __future__ import annotations
 from typing import cast
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.documents import Format, Heartbeat, Journal, RunRecord
+from trnflow.tasks.documents import (
+    Format,
+    Heartbeat,
+    JobName,
+    JobResult,
+    JobRun,
+    JobSubmission,
+    Journal,
+    MachineDifferences,
+    RunRecord,
+)
 from trnflow.tasks.store.layout import checked_record, read_shape
 from trnflow.tasks.store.lease import checked_lease
 from trnflow.tasks.store.ledger.entries import LEDGER, entry_fault, number_of
 from trnflow.tasks.system.json_objects import read_object
 
-KINDS = ("records", "attempts", "runs", "roots", "leases", "partial")
+KINDS = ("records", "attempts", "runs", "roots", "leases", "partial", "jobs", "machines")
 """The folders with JSON documents, besides FORMAT.json."""
-_SHAPES = {"FORMAT.json": Format, "attempts": Journal, "runs": RunRecord}
+_SHAPES = {"FORMAT.json": Format, "attempts": Journal, "runs": RunRecord, "machines": MachineDifferences}
+JOBS = {"order.json": JobName, "result.json": JobResult, "runs": JobRun, "submitted": JobSubmission}
+"""{file or folder of a job: the shape of its documents}"""
 
 
 def is_document(name: str) -> bool:
-    """Return whether a finished file below KINDS is a document: of partial state COMMIT alone."""
+    """Return whether a finished file below KINDS is a document: of partial state COMMIT alone, of jobs JOBS."""
+    if name.startswith("jobs/"):
+        return [*name.split("/"), ""][2] in JOBS
     return not name.startswith("partial/") or name.endswith("/COMMIT")
 
 
@@ -26,6 +40,8 @@ def checked_document(name: str, data: bytes) -> Meta:
     kind = name.split("/")[0]
     if kind in _SHAPES:
         return read_shape(data, _SHAPES[kind])
+    if kind == "jobs":
+        return read_shape(data, JOBS[name.split("/")[2]])
     if kind == "records":
         return cast(Meta, checked_record(name, data))
     if kind == "leases":

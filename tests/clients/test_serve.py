@@ -186,6 +186,18 @@ def test_a_large_request_is_refused_before_it_is_read(classifier: Served) -> Non
     assert memory(classifier.process.pid) < before + 20e6
 
 
+def test_answers_that_nobody_fetches_do_not_pile_up(leaky: Served) -> None:
+    """Each of these requests kept two megabytes."""
+    place = urlsplit(leaky.url)
+    before, body = memory(leaky.process.pid), json.dumps({"data": ["x" * 900_000]})
+    for _ in range(400):
+        page = http.client.HTTPConnection(str(place.hostname), place.port, timeout=60)
+        page.request("POST", "/gradio_api/call/chat", body, {"Content-Type": "application/json"})
+        assert page.getresponse().status in (200, 503)  # 503: too many wait
+        page.close()
+    assert memory(leaky.process.pid) < before + 400e6
+
+
 def memory(pid: int) -> int:
     """Return the most bytes that a process has held."""
     lines = Path(f"/proc/{pid}/status").read_text().splitlines()
@@ -202,6 +214,19 @@ def test_no_other_host_is_asked_whatever_the_environment_says(classifier: Served
         with pytest.raises(urllib.error.HTTPError, match="40[03]"):
             urllib.request.urlopen(refused, timeout=60)
     assert classifier.hosts() <= LOOPBACK
+
+
+@pytest.mark.parametrize("origin", ["http://example.org", "http://127.0.0.1:5000", "null"])
+def test_a_page_of_another_origin_is_refused_and_so_is_an_upload(classifier: Served, origin: str) -> None:
+    """Another port of this machine is another origin, to which gradio gave its answers; an empty file was stored."""
+    body = b'--b\r\nContent-Disposition: form-data; name="files"; filename="x"\r\n\r\n\r\n--b--\r\n'
+    form = {"Content-Type": "multipart/form-data; boundary=b"}
+    asked = [("gradio_api/info", None, {"Origin": origin}), ("config", None, {"Origin": origin})]
+    for path, data, headers in [*asked, ("gradio_api/upload", body, form)]:
+        with pytest.raises(urllib.error.HTTPError, match="403"):
+            urllib.request.urlopen(urllib.request.Request(f"{classifier.url}{path}", data, headers), timeout=60)
+    own = urllib.request.Request(f"{classifier.url}config", headers={"Origin": classifier.url.rstrip("/")})
+    assert urllib.request.urlopen(own, timeout=60).status == 200
 
 
 def test_the_page_classifies_in_a_browser_and_asks_no_other_host(classifier: Served, tmp_path: Path) -> None:

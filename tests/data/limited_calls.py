@@ -34,3 +34,11 @@ def holds(arguments: Meta, limit: Any) -> Meta:
 def ends(arguments: Meta, limit: Any) -> Meta:
     """End the process as if all were well."""
     os._exit(0)
+
+
+def prints(arguments: Meta, limit: Any) -> Meta:
+    """Print what would drive a terminal."""
+    print("\x1b]52;c;AAAA\x07\rtrain ran")
+    if arguments["fails"]:
+        raise ValueError("\x1b[2J")
+    return {}

@@ -85,3 +85,11 @@ def test_code_that_ends_its_process_with_status_0_is_not_waited_for() -> None:
         [sys.executable, "-c", ENDS], check=True, capture_output=True, text=True, cwd=ROOT, timeout=120
     )
     assert done.stdout.count("format.make ended its process: status 0") == 2
+
+
+def test_what_own_code_prints_can_not_drive_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    call_own("tests.data.limited_calls:prints", {"fails": False, "hook": "format.make"})
+    assert r"\x1b]52;c;AAAA\x07\rtrain ran" in capsys.readouterr().err
+    with pytest.raises(ProcessFailed) as caught:
+        call_own("tests.data.limited_calls:prints", {"fails": True, "hook": "format.make"})
+    assert "\x1b" not in str(caught.value) and r"ValueError: \x1b[2J" in str(caught.value)

@@ -257,3 +257,22 @@ def test_columns_of_bytes_are_known_inside_lists_and_objects_too(tmp_path: Path)
     columns = {"text": ["a"], "photo": [b"x"], "photos": [[b"x"]], "page": [{"scan": b"x", "of": 1}], "tags": [["a"]]}
     pq.write_table(pa.table(columns), tmp_path / "rows.parquet")
     assert RowFile(tmp_path / "rows.parquet", ["text"], []).bytes == ["photo", "photos", "page"]
+
+
+def test_a_prompt_is_cut_where_a_model_names_no_positions(
+    tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As BLOOM does: its attention takes as much memory as the prompt is long, squared."""
+    from transformers.models.bloom import BloomConfig, BloomForCausalLM
+
+    from trnflow.tasks.prediction import generation
+
+    shutil.copytree(shared / "assets/stories260K-hf", tmp_path / "model", copy_function=shutil.copyfile)
+    BloomForCausalLM(BloomConfig(vocab_size=512, hidden_size=8, n_layer=1, n_head=1)).save_pretrained(
+        tmp_path / "model"
+    )
+    monkeypatch.setattr(generation, "PROMPT", 64)
+    generator = generation.Generator(tmp_path / "model", (), False, 4)
+    assert "cut" not in generator.predict([{"text": "a day", "train": False}], "row 1")
+    said = generator.predict([{"text": "a day " * 200, "train": False}], "row 1")
+    assert said["tokens"] <= 4 and said["cut"] > 100

@@ -12,10 +12,11 @@ import pytest
 
 from tests.conftest import PROJECT
 from trnflow.flows.recipes.recipe import load
-from trnflow.tasks.artifact import Meta
+from trnflow.tasks.artifact import Meta, Source
+from trnflow.tasks.data.special_tokens import chat_templates
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.sources.model_sizes import check_held, size_error
-from trnflow.tasks.sources.model_source import ModelConfig, model_source
+from trnflow.tasks.sources.model_sizes import FILES, check_folder, check_held, size_error
+from trnflow.tasks.sources.model_source import ModelConfig, model_source, tokenizer_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.weight_files import shapes_in
 from trnflow.tasks.training.checkpoint.shards import safetensors_header
@@ -255,3 +256,31 @@ def test_broken_headers_are_named_and_never_read_into_memory(tmp_path: Path, con
     (tmp_path / "model.safetensors").write_bytes(content)
     with pytest.raises(ModelError, match=error):
         shapes_in(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_large_file_beside_the_weights_is_not_parsed(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither by a plan, nor by `predict`, nor from a hub."""
+    write_weights(tmp_path / "model/model.safetensors", shapes_of(LLAMA))
+    resolve(tmp_path, LLAMA)
+    with (tmp_path / "model" / name).open("wb") as file:
+        file.truncate(FILES[name] + 1)
+    error = rf"{name} has more than {FILES[name] >> 20} MiB"
+    with pytest.raises(ModelError, match=error):
+        resolve(tmp_path, LLAMA)
+    with pytest.raises(ModelError, match=error):
+        check_folder(tmp_path / "model")
+    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *given, **named: str(tmp_path / "model"))
+    at_hub = Source("model", {}, {"tokenizer": {"repo": "org/model", "commit": "1"}})
+    with pytest.raises(ModelError, match=error):
+        tokenizer_folder(at_hub)
+
+
+def test_a_large_chat_template_is_not_parsed(tmp_path: Path) -> None:
+    """As large as tokenizer_config.json may be, it would take a minute and a gigabyte."""
+    config = {"chat_template": [{"name": "default", "template": "{{ messages }}" * 100_000}]}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template has more than 1 MiB"):
+        chat_templates(tmp_path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import stat
+import struct
 import zipfile
 from pathlib import Path
 
@@ -8,8 +9,11 @@ import pytest
 
 from tests.data.load.rows import REVIEWS, failure, write
 from tests.helpers.data_stages import files, table
+from trnflow.flows.authoring.look import look
+from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.load_data import DataConfig
+from trnflow.tasks.sources.resolver import Resolver
 
 CSV = b"text,label\ngood,1\nbad,0\n"
 
@@ -128,3 +132,20 @@ def test_a_zip_that_changes_meanwhile_is_refused(bench, tmp_path):
 def test_no_split_is_a_setting_to_mend(bench, tmp_path):
     path = pack(tmp_path / "set.zip", {"test.csv": CSV, "val.csv": CSV})
     assert "has no train split" in failure(bench, ConfigError, source=str(path), text="text")
+
+
+@pytest.mark.parametrize("member", ["..\\..\\evil.csv", "a/./b.csv", ".hidden/x.csv"])
+def test_a_zip_whose_data_are_all_hidden_holds_none(bench, tmp_path, member):
+    path = pack(tmp_path / "set.zip", {member: CSV})
+    assert "set.zip" in failure(bench, DataError, source=str(path))
+    with pytest.raises(DataError, match="holds no data file"):
+        look(SourceConfig(source=str(path)), Resolver(tmp_path / "home"))
+
+
+def test_a_zip_with_a_million_names_is_refused_before_they_are_read(bench, tmp_path):
+    """They took 40 s and 800 MB."""
+    entry = struct.pack("<4s4B4HL2L5H2L", b"PK\x01\x02", 20, 3, 20, *[0] * 4, 33, 0, 0, 0, 8, *[0] * 6) + b"name.bin"
+    count = 400_000
+    end = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, count * len(entry), 0, 0)
+    (tmp_path / "set.zip").write_bytes(entry * count + end)
+    assert "has a list of files of 21,600,000 bytes" in failure(bench, DataError, source=str(tmp_path / "set.zip"))

@@ -32,6 +32,9 @@ SOUND: dict[str, Any] = {
         "mine", 1, NOTHING, {"outcome": "kept", "by": "retrain", "why": "as good"}
     ),
     "roots/pins/p.json": {"run": "r"},
+    "jobs/1/order.json": {"name": "mine"},
+    "jobs/1/runs/r": {"run": "r", "host": "h", "begun": "2026-01-01T00:00:00Z"},
+    "jobs/1/result.json": {"run": "r", "outcome": "failed", "ended": "2026-01-01T00:00:00Z", "error": {"message": "m"}},
 }
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),

@@ -1,8 +1,8 @@
 """Show a model on a page in the browser, made by gradio, until the process is interrupted.
 
-The server listens on 127.0.0.1 and answers requests that name this machine alone (against DNS rebinding). Neither it nor
-the page asks another host, whatever a model generates: telemetry and sharing are off, the Content-Security-Policy
-forbids it. What is typed is not stored.
+The server listens on 127.0.0.1 and answers its own page alone, by a name of this machine (against DNS rebinding). Neither asks
+another host, whatever a model generates: telemetry and sharing are off, the Content-Security-Policy forbids it. What is typed is
+not stored.
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ SECONDS = 120.0
 WAITING = 32
 """Requests that may wait for their turn."""
 
+SESSIONS = 64
+"""Browsers whose answers are kept until they fetch them: gradio keeps those of 2,000, a megabyte each."""
+
 PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 """Variables that name a proxy. With a SOCKS proxy httpx raises ImportError where socksio is missing."""
 
@@ -70,6 +73,7 @@ def serve(model: Model, predict: Predict, title: str, port: int | None, show: Ca
             del os.environ[name]
         os.environ.update({"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": folder})
         page = _page(model, predict, html.escape(title)).queue(max_size=WAITING)
+        page._queue.pending_messages_per_session.max_size = SESSIONS
         try:
             _, url, _ = page.launch(**_settings(port))
         except OSError as error:
@@ -120,6 +124,7 @@ def _settings(port: int | None) -> Mapping[str, Any]:
     guards = [
         Middleware(TrustedHostMiddleware, allowed_hosts=NAMES),
         Middleware(_WithPolicy),
+        Middleware(_OwnPageAlone),
         Middleware(_WithoutLarge),
     ]
     return {
@@ -140,6 +145,7 @@ def _settings(port: int | None) -> Mapping[str, Any]:
         "pwa": False,
         "strict_cors": True,
         "max_file_size": 1,
+        "state_session_capacity": SESSIONS,
     }
 
 
@@ -159,6 +165,24 @@ class _WithPolicy:
         await self.app(scope, receive, send_with_policy)
 
 
+class _OwnPageAlone:
+    """ASGI middleware that answers 403 to pages of other origins, also of other ports of this machine, and to uploads."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        headers = dict(scope.get("headers", ()))
+        # a browser names the page's origin in each request that writes or whose answer a script reads
+        origin, own = headers.get(b"origin"), b"http://" + headers.get(b"host", b"")
+        if scope["type"] == "http" and origin not in (None, own):
+            await _refuse(send, 403, "another page asks")
+        elif scope["type"] == "http" and scope["path"].rstrip("/").endswith(("/upload", "/process_recording")):
+            await _refuse(send, 403, "nothing can be uploaded")
+        else:
+            await self.app(scope, receive, send)
+
+
 class _WithoutLarge:
     """ASGI middleware that answers 413 to a request that says it has more than MOST_BYTES, and reads no more of any other."""
 
@@ -171,7 +195,7 @@ class _WithoutLarge:
             return
         declared = dict(scope["headers"]).get(b"content-length", b"0")
         if not declared.isdigit() or len(declared) > 18 or int(declared) > MOST_BYTES:
-            await _refuse(send)
+            await _refuse(send, 413, f"a request may have {MOST_BYTES:,} bytes at most; shorten the text")
             return
         read = 0
 
@@ -185,10 +209,9 @@ class _WithoutLarge:
         await self.app(scope, receive_some, send)
 
 
-async def _refuse(send: Any) -> None:
-    said = f"a request may have {MOST_BYTES:,} bytes at most; shorten the text".encode()
-    await send({"type": "http.response.start", "status": 413, "headers": [(b"content-type", b"text/plain")]})
-    await send({"type": "http.response.body", "body": said})
+async def _refuse(send: Any, status: int, why: str) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": [(b"content-type", b"text/plain")]})
+    await send({"type": "http.response.body", "body": why.encode()})
 
 
 def _page(model: Model, predict: Predict, title: str) -> Any:

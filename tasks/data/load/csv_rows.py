@@ -18,6 +18,8 @@ from trnflow.tasks.errors import DataError
 
 UNNAMED = "Unnamed: "
 """Begins the name of a column without one, as pandas': its number, from 0, follows."""
+MOST_BLANK = 1_000_000
+"""Blank lines between two rows: a packed file may have billions."""
 # Excel's first line, which is no row
 _SEPARATOR = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
 
@@ -77,7 +79,7 @@ def _dialect_of(path: Path, name: str, delimiters: str) -> Dialect:
 
 def _records(path: Path, name: str, dialect: Dialect, tsv: TsvLines) -> Generator[list[str]]:
     """Yield the header's cells, then each row's. Raises DataError with the line."""
-    width, line = 0, 1 + dialect.first
+    width, line, blanks = 0, 1 + dialect.first, 0
     with open_text(path, name) as text:
         lines = islice(whole_lines(text, name), dialect.first, None)
         reader = csv.reader(
@@ -88,6 +90,9 @@ def _records(path: Path, name: str, dialect: Dialect, tsv: TsvLines) -> Generato
         try:
             for cells in reader:
                 blank = len(cells) < 2 and not "".join(cells).strip()
+                blanks = blanks + 1 if blank else 0
+                if blanks > MOST_BLANK:
+                    raise DataError(f"{name} line {line} follows {MOST_BLANK:,} blank lines", "remove the blank lines")
                 # such a record may contain the records after it
                 if len(cells) != width and not blank:
                     if width:

@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -80,6 +81,18 @@ def open_json(path: Path, name: str) -> tuple[pa.Schema, Callable[[list[str]], I
             before += len(rows)
 
     return schema, batches
+
+
+def first_entries(path: Path, name: str, most: int, characters: int) -> Iterator[str]:
+    """Yield the first `most` entries of a file that is one array, each as a line of JSON, while they have fewer `characters`.
+    Raises DataError."""
+    decoder, left = _Decoder(), characters
+    with open_text(path, name) as text:
+        for entry, size in islice(_entries(text, name, decoder), most):
+            yield dumps(entry)
+            left -= size
+            if left <= 0:
+                break
 
 
 def _column_type(kinds: list[type]) -> pa.DataType:

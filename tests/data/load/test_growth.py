@@ -17,6 +17,7 @@ import pytest
 
 from tests.data.load.rows import PACKS, failure, write
 from tests.helpers.data_stages import Bench, table
+from trnflow.tasks.data.load.parquet_rows import FOOTER, open_parquet
 from trnflow.tasks.data.load.readers import open_file
 from trnflow.tasks.data.load.row_sizes import BATCH, batch_sizes, in_batches, row_sizes
 from trnflow.tasks.errors import DataError, MachineError
@@ -320,3 +321,13 @@ def test_batches_are_small_by_what_they_decode_to():
     assert [n for batch in batches for n in batch.column("n").to_pylist()] == [*range(10_000)]
     few = [*in_batches(pa.table({"n": [*range(10_000)]}).to_batches(max_chunksize=16))]
     assert [batch.num_rows for batch in few] == [BATCH, BATCH, 10_000 - 2 * BATCH]
+
+
+def test_a_footer_that_would_take_gigabytes_is_not_parsed(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"text": ["a"]}), file)
+    content = file.read_bytes()
+    padded = content[:-8] + bytes(FOOTER)
+    file.write_bytes(padded + (len(padded) - 4).to_bytes(4, "little") + b"PAR1")
+    with pytest.raises(DataError, match=r"a\.parquet has a footer of 33,\d+,\d+ bytes, and may have 33,554,432"):
+        open_parquet(file, "a.parquet")

@@ -439,3 +439,53 @@ def test_a_broken_file_of_many_columns_is_not_read_once_for_each(tmp_path: Path)
     (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(DataError, match="c1000 is"):
         look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))
+
+
+def packed(file: Path, first: bytes, row: bytes, count: int, last: bytes = b"") -> None:
+    with gzip.open(file, "wb", 1) as stream:
+        stream.write(first)
+        for _ in range(count // 10_000):
+            stream.write(row * 10_000)
+        stream.write(last)
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "row", "last", "rows"),
+    [
+        ("t.json.gz", b"[", b'{"text": "good day", "label": "pos"},', b'{"text": 1.50, "label": "neg"}]', 200_000),
+        ("t.jsonl.gz", b"", b'{"text": "good day", "label": "pos"}\n', b"", 200_000),
+        ("t.txt.gz", b"hello there\n", b"\n", b"", 1),
+        ("t.csv.gz", b"text,label\n", b"a b,pos\n", b"", 200_000),
+        ("t.conll.gz", b"", b"a O\n\n", b"", 100_000),
+    ],
+)
+def test_of_millions_of_short_rows_the_first_are_read(
+    tmp_path: Path, name: str, first: bytes, row: bytes, last: bytes, rows: int
+) -> None:
+    packed(tmp_path / name, first, row, 8_000_000, last)
+    started = time.process_time()
+    looked = look(SourceConfig(source=str(tmp_path / name)), Resolver(tmp_path / "home"))
+    assert rows <= looked.rows < rows + 5_000 and not looked.is_whole
+    assert time.process_time() - started < 10
+
+
+def test_a_short_array_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "t.json").write_text(json.dumps([{"text": sentence(n), "label": n % 2} for n in range(60)]))
+    looked = look(SourceConfig(source=str(tmp_path / "t.json")), Resolver(tmp_path / "home"))
+    assert looked.rows == 60 and looked.is_whole
+
+
+@pytest.mark.parametrize(("name", "head"), [("t.csv.gz", b"text,label\na b,pos\n"), ("t.tsv.gz", b"text\tlabel\n")])
+def test_blank_lines_without_an_end_are_one_line(tmp_path: Path, name: str, head: bytes) -> None:
+    packed(tmp_path / name, head, b"\n", 60_000_000)
+    started = time.process_time()
+    with pytest.raises(DataError, match=rf"{name} line \d+ follows 1,000,000 blank lines"):
+        look(SourceConfig(source=str(tmp_path / name)), Resolver(tmp_path / "home"))
+    assert time.process_time() - started < 10
+
+
+def test_a_batch_of_which_no_row_is_sampled_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the last one of a file with long rows."""
+    monkeypatch.setattr("trnflow.tasks.data.load.streams.BATCH_BYTES", 100)
+    (tmp_path / "t.csv").write_bytes(table("text", "label", rows=3001, label=["a", "b"]))
+    assert look(SourceConfig(source=str(tmp_path / "t.csv")), Resolver(tmp_path / "home")).rows == 3001

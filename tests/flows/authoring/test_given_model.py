@@ -183,3 +183,18 @@ def test_the_script_of_labels_does_not_matter_since_no_model_reads_them(shell: I
     texts = [f"a plain English sentence about weather and trains, number {number}" for number in range(60)]
     given = rows(shell, text=texts, label=["ጥሩ" if number % 2 else "መጥፎ" for number in range(60)])
     assert "script" not in new(shell, given, f"model.source={minilm()}")[2]
+
+
+def test_a_tokenizer_that_takes_all_memory_is_one_line(shell: InProcessShell, shared: Path) -> None:
+    """Its normalizer writes 4 GB for each letter e."""
+    folder = shell.folder / "model"
+    shutil.copytree(shared / STORIES, folder, copy_function=shutil.copyfile)
+    document = json.loads((folder / "tokenizer.json").read_text())
+    grows = {"type": "Replace", "pattern": {"String": "e"}, "content": "eeee"}
+    document["normalizer"] = {"type": "Sequence", "normalizers": [grows] * 16}
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    source = rows(
+        shell, prompt=[f"what is number {n}?" for n in range(60)], completion=[f"{n} it is" for n in range(60)]
+    )
+    said = shell.error("new", source, "model.source=model", "name=mine", code=1)
+    assert "its tokenizer takes more than 512 MiB or 5 s for the texts of" in said

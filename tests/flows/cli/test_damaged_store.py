@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.command_line import InProcessShell, Shell, artifacts
-from tests.store.test_document_check import changed, places
+from tests.store.test_document_check import SOUND, changed, places
 from tests.store.test_ledger import add
 from trnflow.tasks.store import Store
 
@@ -26,7 +26,7 @@ COMMANDS = (
     "gc --yes --grace 0 --keep-last 0", "pin last --name more", "unpin more", "champions", "champions mine", "history mine",
     "health", "plan mine.yaml", "show mine.yaml", "explain mine.yaml pack_chunks", "accept mine.yaml --all",
     "run mine.yaml --until pack_chunks --direct tracking.enabled=false", "rollback mine.yaml", "get mine.yaml pack_chunks there",
-    "pin mine@champion",
+    "pin mine@champion", "jobs", "jobs 0123 --cancel",
 )  # fmt: skip
 DEEP = b"[" * 10**6
 WRONG = (b"", b"[]", b"3", b'"x"', b"null", b"{", b"\xff", DEEP, b'{"a": ' * 10**6)
@@ -61,13 +61,16 @@ def house(past: Shell, tmp_path_factory: pytest.TempPathFactory) -> Path:
     beat = {"beat": 1, "at": lease._mine.since, "progress": {"step": 1, "of": 2, "unit": "steps", "eta": 3.0}}
     store.backend.replace(f"leases/{KEY}/1.{token}", json.dumps(beat).encode())
     store.backend.replace(f"partial/{KEY}/step-000000001/COMMIT", b"{}")
+    for name in ("jobs/0123/order.json", "jobs/0123/runs/r", "jobs/0123/result.json"):
+        document = SOUND[name.replace("0123", "1")]
+        store.backend.replace(name, json.dumps(document).encode())
     return folder
 
 
 def documents(house: Path) -> dict[str, list[str]]:
     """{kind: names of its documents}."""
     root, found = house / ".trnflow/store", {"FORMAT.json": ["FORMAT.json"]}
-    for kind in ("records", "attempts", "runs", "roots", "leases", "partial"):
+    for kind in ("records", "attempts", "runs", "roots", "leases", "partial", "jobs"):
         found[kind] = sorted(str(file.relative_to(root)) for file in (root / kind).rglob("*") if file.is_file())
     return found
 
@@ -97,7 +100,7 @@ def assert_no_traceback(house: Path, what: str, commands: tuple[str, ...] = COMM
         shutil.rmtree(house / "there", ignore_errors=True)
 
 
-KINDS = ("FORMAT.json", "attempts", "leases", "partial", "records", "roots", "runs")
+KINDS = ("FORMAT.json", "attempts", "jobs", "leases", "partial", "records", "roots", "runs")
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -178,7 +178,7 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
         run = here.start(
             "run", "own.yaml", "--direct", "--json", *ON_SLURM, *LONG, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
-        wait_for(lambda: [*(here.folder / ".trnflow/store/partial").glob("*/*")], 180)
+        wait_for(lambda: any(curve(here, name) for name in runs(here)), 180)
         (node,) = {line.split()[0] for line in cluster.run("squeue", "-h", "-t", "R", "-o", "%N").splitlines()}
         cluster.kill_node(node)
         cluster.begin_node(node)

@@ -1,0 +1,43 @@
+"""Commands that read files from elsewhere in their own process end when they hold too much memory."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+SMALL = """
+import sys
+from trnflow.tasks.launch import memory
+memory.machine_memory = lambda: 300 << 20
+from trnflow.flows.cli.main import main
+sys.exit(main())
+"""
+"""The command line on a machine of 300 MiB."""
+
+
+def test_a_config_that_takes_all_memory_ends_with_one_line(tmp_path: Path) -> None:
+    """15 MiB of empty lists take 400 MB; Python parses them in one call, which no thread can interrupt."""
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/config.json").write_text('{"a": [' + "[]," * (5 << 20) + "[]]}")
+    rows = [f"what a day number {number} was,{'neg' if number % 2 else 'pos'}\n" for number in range(60)]
+    (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
+    done = subprocess.run(
+        [sys.executable, "-c", SMALL, "new", "rows.csv", "model.source=model"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert done.stdout == "" and done.stderr.count("error") == 1
+    assert "error: new was ended: it held more than 0.146" in done.stderr
+
+
+def test_the_process_that_measures_ends_with_the_command(tmp_path: Path) -> None:
+    """Else who reads the command's output to its end waits for ever."""
+    (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "trnflow", "new", "rows.csv"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode in (1, 2) and "fix:" in done.stderr
