@@ -18,7 +18,7 @@ from tests.helpers.slurm import Slurm, slurm_cluster
 from tests.helpers.waiting import wait_for
 
 ON_SLURM = ("launch.kind=slurm", "launch.grace_seconds=40")
-LONG = ("train.max_steps=800", "train.checkpoint_every=50", "export.target=none")
+LONG = ("train.max_steps=3000", "train.checkpoint_every=100", "export.target=none")
 
 pytestmark = pytest.mark.slow
 
@@ -114,7 +114,7 @@ def test_a_submitter_that_is_killed_joins_the_living_job(
     assert tickets(cluster) == before, "joined"
     assert digests(done)["train"] == wanted[LONG]["train"]
     steps = curve(here, done["run"])
-    assert steps == sorted(set(steps)) and steps[0] <= 10 and steps[-1] == 800 and len(steps) > 60
+    assert steps == sorted(set(steps)) and steps[0] <= 10 and steps[-1] == 3000 and len(steps) > 250
 
 
 def tickets(cluster: Slurm) -> set[str]:
@@ -162,7 +162,8 @@ def test_a_sweeps_trials_are_jobs(cluster: Slurm, here: Shell, tmp_path: Path) -
     write_own(alone.folder)
     local = alone.json("sweep", "own.yaml", *settings)
     assert [trial["value"] for trial in there["trials"]] == [trial["value"] for trial in local["trials"]]
-    assert there["best"] == local["best"]
+    for name in ("number", "settings", "value"):
+        assert there["best"][name] == local["best"][name]
     assert len(here.json("jobs")["jobs"]) >= 4
 
 
@@ -172,9 +173,9 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
     timeout: int, tmp_path: Path, wanted: dict[tuple[str, ...], dict[str, str]]
 ) -> None:
     (tmp_path / "here").mkdir()
-    here = Shell(tmp_path / "here")
-    write_own(here.folder)
     with slurm_cluster(slurmd_timeout=timeout) as cluster:
+        here = Shell(tmp_path / "here")
+        write_own(here.folder)
         run = here.start(
             "run", "own.yaml", "--direct", "--json", *ON_SLURM, *LONG, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
         )
