@@ -120,7 +120,7 @@ def _elsewhere(recipe: Recipe, nodes: tuple[Node, ...]) -> Elsewhere | None:
         return None
     from trnflow.flows.jobs.elsewhere import elsewhere_of
 
-    return elsewhere_of(recipe, tuple(node.name for node in nodes), DATA_STAGES)
+    return elsewhere_of(recipe, tuple(node.name for node in nodes), STAGES, DATA_STAGES)
 
 
 def _remarks(recipe: Recipe, known: Known) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NotRequired, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import PlacedError
@@ -236,17 +236,32 @@ class JobSubmission(TypedDict):
 
     Fields:
         platform: Its kind.
-        ticket: The platform's own name of the job; None while it is submitted, "" if that failed.
-        earlier: How many runs the job had before.
+        ticket: The platform's own name of the job.
+        earlier: The runs that the job had before.
         host, time: Of who submitted it.
     """
 
     platform: str
-    ticket: str | None
-    earlier: int
+    ticket: str
+    earlier: list[str]
     host: str
     time: str
 
 
-MachineDifferences = dict[str, dict[str, dict[str, list[Any]]]]
-"""`machines/<digest>.json`: {stage: {table of the key document: {name: [value here, value there]}}}."""
+class KeyTables(TypedDict):
+    """The tables of a key document that depend on the machine."""
+
+    params: Meta
+    env: Meta
+    accel: Meta
+
+
+class StageMachine(TypedDict):
+    """What a stage's key had here when a job made its result, and what it had there."""
+
+    here: KeyTables
+    there: KeyTables
+
+
+MachineFacts = dict[str, StageMachine]
+"""`machines/<digest>.json`: {stage: its tables}."""

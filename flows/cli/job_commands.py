@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from argparse import ArgumentParser, Namespace
 from typing import Any
@@ -16,14 +17,14 @@ from trnflow.flows.jobs.listing import Job, list_jobs, runs_of, stop_file
 from trnflow.flows.jobs.order import parse_uri
 from trnflow.flows.jobs.platforms import platform_named
 from trnflow.flows.jobs.work import work
-from trnflow.tasks.errors import ConfigError, Interrupted
+from trnflow.tasks.errors import ConfigError, Interrupted, MachineError
 from trnflow.tasks.platforms.protocol import STOPPED
 from trnflow.tasks.store import Store, made_store
 
 LOOK_SECONDS = 5.0
 COPY_SECONDS = 60.0
 """How long a run that has begun may take to copy its first event."""
-HEAD = ("job", "recipe", "state", "ticket", "run", "host", "stage", "ended", "why")
+HEAD = ("job", "recipe", "state", "platform", "ticket", "run", "host", "stage", "ended", "why")
 
 
 def add_commands(sub: Any, common: ArgumentParser, store: ArgumentParser) -> None:
@@ -57,7 +58,7 @@ def job(options: Namespace) -> int:
 def jobs(options: Namespace) -> int:
     """Print a line for each job, or of one; follow or stop it. Raises ConfigError."""
     store = made_store(options.store)
-    found = list_jobs(store)
+    found = [_at_platform(job, store) for job in list_jobs(store)]
     if options.job is None:
         if options.follow or options.cancel:
             raise ConfigError("which job?", "name one: `trnflow jobs` lists them")
@@ -77,6 +78,16 @@ def jobs(options: Namespace) -> int:
     return 0
 
 
+def _at_platform(job: Job, store: Store) -> Job:
+    """Return a job as `queued` if its platform has it, and it does not run."""
+    if job["platform"] is None or job["state"] not in ("ordered", "stopped", "killed"):
+        return job
+    with contextlib.suppress(ConfigError, MachineError):
+        if platform_named(job["platform"], store).find(job["job"]) is not None:
+            return Job(**{**job, "state": "queued"})
+    return job
+
+
 def _named(text: str, found: list[Job]) -> Job:
     """Return the job with this id or beginning. Raises ConfigError."""
     fitting = [job for job in found if job["job"].startswith(text)]
@@ -87,12 +98,11 @@ def _named(text: str, found: list[Job]) -> Job:
 
 
 def _cancel(store: Store, one: Job, options: Namespace) -> int:
-    if one["state"] == "ordered" and one["ticket"] and "?" not in one["ticket"]:
-        kind, ticket = one["ticket"].split()
-        platform_named(kind, store).end(ticket)
-        emit(
-            options, {"job": one["job"], "run": None}, f"job {one['job']} was taken out of the queue ({one['ticket']})"
-        )
+    if one["state"] == "queued":
+        platform = platform_named(str(one["platform"]), store)
+        if (ticket := platform.find(one["job"])) is not None:
+            platform.end(ticket)
+        emit(options, {"job": one["job"], "run": None}, f"job {one['job']} was taken out of the queue")
         return 0
     if one["state"] != "running" or one["run"] is None:
         raise ConfigError(f"job {one['job']} does not run: it is {one['state']}", "`trnflow jobs` lists those that do")

@@ -99,7 +99,7 @@ def order(options: Namespace) -> int:
     first = graph.elsewhere.stages[0] if graph.elsewhere else graph.until(DATA_STAGES[-1])[-1]
     before = graph.stages[: graph.stages.index(first) + (graph.elsewhere is None)]
     given = [name for name in before if name not in graph.deferred]
-    if until in given:
+    if until in before:
         raise ConfigError(f"{until} runs here: a job begins behind {given[-1]}", "leave out --detach")
     # what can't travel is found out before rows are made
     if graph.elsewhere:

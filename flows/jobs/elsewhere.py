@@ -8,22 +8,21 @@ import sys
 import time
 
 from trnflow.flows.jobs.carry import Carried
-from trnflow.flows.jobs.facts import MachineFacts
 from trnflow.flows.jobs.following import FollowedJob, ended_stages
 from trnflow.flows.jobs.listing import read_document, runs_of
+from trnflow.flows.jobs.machines import Machines, machine_of
 from trnflow.flows.jobs.order import JobUri, carried_for, order_anew, result_file, write_order
 from trnflow.flows.jobs.platforms import platform_of
-from trnflow.flows.jobs.submitted import NO_ONE, submissions_of, submit
+from trnflow.flows.jobs.submitted import submissions_of, write_submission
 from trnflow.flows.recipes.recipe import Recipe
-from trnflow.flows.recipes.sections import LaunchConfig
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.plan import Options, Plan, Step
 from trnflow.flows.runner.run_log import say, write_step
-from trnflow.flows.runner.stored import Stored
+from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import JobSubmission, KeyDocument, RecordedStage
-from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError
+from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError, StoreError
 from trnflow.tasks.platforms.protocol import Platform
 from trnflow.tasks.store import Store
 
@@ -31,6 +30,7 @@ LOOK_SECONDS = 3.0
 """Between two looks at what a job has reported."""
 SPARE_SECONDS = 60.0
 """Beyond `launch.grace_seconds`, for a job that was asked to stop."""
+AGAIN = "run the same command again"
 
 
 class Elsewhere:
@@ -38,21 +38,16 @@ class Elsewhere:
 
     Attributes:
         stages: Their names, in order.
-        is_followed: See runner.graph.Elsewhere.
     """
 
-    def __init__(self, stages: tuple[str, ...], launch: LaunchConfig) -> None:
+    def __init__(self, stages: tuple[str, ...], recipe: Recipe) -> None:
         self.stages = stages
-        self._launch = launch
+        self._recipe, self._launch = recipe, recipe.launch
         self._platform: Platform | None = None
         self._carried: Carried | None = None
-        self._facts: MachineFacts | None = None
+        self._machines: Machines | None = None
         self._job: FollowedJob | None = None
         self._taken: set[str] = set()
-
-    @property
-    def is_followed(self) -> bool:
-        return self._job is not None
 
     def check(self, context: RunContext) -> None:
         """Raise a TrnflowError if the platform is not to be had, or what the stages read can't travel."""
@@ -62,13 +57,14 @@ class Elsewhere:
 
     def document(self, store: Store, stage: str, document: KeyDocument) -> KeyDocument | None:
         """Return a key document as it is there; None if that is not known."""
-        self._facts = self._facts or MachineFacts(self._launch, store)
-        return self._facts.there(stage, document)
+        self._machines = self._machines or Machines(self._recipe, store)
+        return self._machines.document(stage, document)
 
     def submit(self, plan: Plan, context: RunContext, options: Options) -> tuple[JobUri, str | None]:
         """Submit the job, unless it lives. Return the platform's ticket; None for a job that is done."""
+        context.force = options.force
         uri = self._ordered(plan, context, options)
-        has_ended = self._result_of(context, uri, options) is not None
+        has_ended = self._result_of(context, uri) is not None
         return uri, None if has_ended else self._submitted(context, uri)["ticket"]
 
     def make(self, step: Step, plan: Plan, context: RunContext, options: Options) -> Stored:
@@ -92,27 +88,38 @@ class Elsewhere:
                     context.log.heed()
                     time.sleep(LOOK_SECONDS)
         except BaseException as error:
-            if not job.is_over:
+            # an error of this machine or of the store costs the job nothing
+            is_ours = isinstance(error, StoreError | MachineError) or not isinstance(error, Interrupted | ConfigError)
+            if not job.is_over and not (is_ours and isinstance(error, Exception)):
                 self._stop(job, step, context, error)
             raise
         if step.name in (plan.until(options)[-1].name, self.stages[-1]):
             context.notes += job.last_notes(step.name)
             self._settle_deferred(job, step, plan, context)
-        stored = self._take(step, job.ended[step.name], context)
+        stored = self._take(step, job, context)
         if stored is None:
-            raise MachineError(f"job {job.id} skipped {step.name}", "run the same command again")
+            raise MachineError(f"job {job.id} skipped {step.name}", AGAIN)
         return stored
 
-    def _take(self, step: Step, ended: RecordedStage, context: RunContext) -> Stored | None:
+    def _take(self, step: Step, job: FollowedJob, context: RunContext) -> Stored | None:
         """Return how a step ended there, None if it was skipped; the step gets its key of there."""
-        step.key = ended["key"]
+        ended, store = job.ended[step.name], context.store
         self._taken.add(step.name)
-        if self._facts is not None:
-            self._facts.learn(step.name, step.key)
+        step.key, step.is_guess = ended["key"], False
         if ended["artifact"] is None:
             return None
-        artifact = context.store.artifact(ended["artifact"])
-        return Stored(artifact, ended["action"], ended["why"], ended["seconds"] or 0.0, dict(ended.get("figures", {})))
+        record = store.record(step.name, str(step.key))
+        recorded = check_record(store, record, step.node.stage.kind, context.lost) if record else None
+        if record is None or recorded is None or recorded.artifact is None:
+            why = recorded.why if recorded else "the store has no record of it"
+            raise MachineError(f"job {job.id} made {step.name}, and it can't be used: {why}", AGAIN)
+        step.document = record["document"]
+        if self._machines is not None:
+            self._machines.learn(step.name, record["document"])
+        if not job.is_here:
+            return Stored.of_record(store, record, recorded.artifact)
+        seconds, figures = ended["seconds"] or 0.0, dict(ended.get("figures", {}))
+        return Stored(recorded.artifact, ended["action"], ended["why"], seconds, figures)
 
     def _ordered(self, plan: Plan, context: RunContext, options: Options) -> JobUri:
         if self._carried is None:
@@ -121,74 +128,75 @@ class Elsewhere:
         until = options.until if options.until in self.stages else self.stages[-1]
         before = plan.graph.stages[: plan.graph.stages.index(self.stages[0])]
         given = [name for name in before if name not in plan.graph.deferred]
-        return write_order(context, plan, self._carried, given, str(until), options.force.intersection(self.stages))
+        force = context.force.intersection(self.stages) | self._lost(context)
+        return write_order(context, plan, self._carried, given, str(until), force, machine_of(self._recipe))
+
+    def _lost(self, context: RunContext) -> set[str]:
+        """Return the stages of which the store has lost what the job made: on record, they would be hits there."""
+        return {name for name, ended in (self._job.ended if self._job else {}).items() if _is_lost(ended, context)}
 
     def _joined(self, step: Step, plan: Plan, context: RunContext, options: Options) -> FollowedJob:
         """Return the job, followed from its first event on; it has ended if its result is there."""
         uri = self._ordered(plan, context, options)
         assert self._platform is not None
-        if (result := self._result_of(context, uri, options)) is not None:
+        if (result := self._result_of(context, uri)) is not None:
             say(context.log, step.name, f"job {uri.id} has made it: no machine is needed")
-            job = FollowedJob(context, uri, NO_ONE, self._platform, 0.0, ())
-            job.take_result(result)
-            return job
+            return FollowedJob.of_result(context, uri, result, self._platform)
         submission = self._submitted(context, uri, step.name)
         return FollowedJob(context, uri, submission, self._platform, self._launch.max_wait_hours, self.stages)
 
     def _submitted(self, context: RunContext, uri: JobUri, stage: str | None = None) -> JobSubmission:
         store, platform = context.store, self._platform
         assert platform is not None
-        known = submissions_of(store, uri.id)
-        newest = known[-1] if known else None
-        if newest is not None and newest["ticket"] and newest["platform"] == platform.kind:
-            standing = platform.look(newest["ticket"])
-            if standing.state == "unknown":
-                raise MachineError(
-                    f"{platform.kind} does not say how job {uri.id} is: {standing.why}", "try again later"
-                )
-            if standing.state != "ended":
-                context.log.note(f"job {uri.id}: joined {platform.kind} {newest['ticket']}", stage=stage)
-                return newest
+        ticket = platform.find(uri.id)
+        if ticket is not None:
+            context.log.note(f"job {uri.id}: joined {platform.kind} {ticket}", stage=stage)
+            known = [each for each in submissions_of(store, uri.id) if each["ticket"] == ticket]
+            return known[-1] if known else write_submission(store, uri.id, platform.kind, ticket, ())
         order_anew(store, uri)
+        earlier = runs_of(store, uri.id)
         command = [self._launch.python or sys.executable, "-P", "-m", "trnflow", "job", str(uri)]
-        # one without ticket is submitted by another just now
-        number = len(known) - (newest is not None and newest["ticket"] is None)
-        earlier = len(runs_of(store, uri.id))
-        send = lambda: platform.submit(uri.id, command)  # noqa: E731
-        submission, is_mine = submit(store, uri.id, number, platform.kind, earlier, send)
-        verb = "submitted as" if is_mine else "joined"
-        context.log.note(f"job {uri.id}: {verb} {platform.kind} {submission['ticket']}", stage=stage)
+        try:
+            ticket = platform.submit(uri.id, command)
+            submission = write_submission(store, uri.id, platform.kind, ticket, earlier)
+        except BaseException:
+            # the platform may have taken it all the same
+            with contextlib.suppress(MachineError):
+                if (left := platform.find(uri.id)) is not None:
+                    platform.end(left)
+            raise
+        context.log.note(f"job {uri.id}: submitted as {platform.kind} {ticket}", stage=stage)
         return submission
 
-    def _result_of(self, context: RunContext, uri: JobUri, options: Options) -> Meta | None:
+    def _result_of(self, context: RunContext, uri: JobUri) -> Meta | None:
         """Return the result of a job that has completed, if the store has all that it made, and nothing is forced."""
         result = read_document(context.store, result_file(uri.id)) or {}
-        if result.get("outcome") != "completed" or options.force.intersection(self.stages):
+        if result.get("outcome") != "completed" or context.force.intersection(self.stages):
             return None
-        with contextlib.suppress(BlobLost, KeyError, TypeError):
-            for ended in ended_stages(result).values():
-                if ended["artifact"] is not None:
-                    artifact = context.store.artifact(ended["artifact"])
-                    if context.lost.intersection((artifact.digest, *(file.digest for file in artifact.files))):
-                        return None
-            return result
-        return None
+        try:
+            is_whole = not any(_is_lost(ended, context) for ended in ended_stages(result).values())
+        except BlobLost:
+            return None
+        return result if is_whole else None
 
     def _settle_deferred(self, job: FollowedJob, awaited: Step, plan: Plan, context: RunContext) -> None:
         """Settle the steps for which nothing waits, once they have ended there."""
         for name in plan.graph.deferred.intersection(job.ended) - {awaited.name}:
-            step, ended = plan.steps[name], job.ended[name]
+            step = plan.steps[name]
             if not step.settled:
-                if (stored := self._take(step, ended, context)) is not None:
+                plan.bind(step)
+                if (stored := self._take(step, job, context)) is not None:
                     step.take(stored)
                 else:
-                    step.action, step.why, step.artifact, step.seconds = "skip", ended["why"], None, 0.0
+                    step.action, step.why, step.artifact, step.seconds = "skip", job.ended[name]["why"], None, 0.0
                 step.settled = True
                 write_step(context, step)
 
     def _stop(self, job: FollowedJob, step: Step, context: RunContext, error: BaseException) -> None:
         """Ask a job to save its state and stop, and wait for that; a second Ctrl-C leaves it to the job."""
         begun = time.monotonic()
+        # readers that ended the run, such as a sweep that prunes it, get no more
+        job.tells = isinstance(error, KeyboardInterrupt)
         try:
             if not job.ask_to_stop(step.name):
                 return
@@ -206,16 +214,28 @@ class Elsewhere:
         job.end()
 
 
-def elsewhere_of(recipe: Recipe, stages: tuple[str, ...], data_stages: tuple[str, ...]) -> Elsewhere:
+def _is_lost(ended: RecordedStage, context: RunContext) -> bool:
+    """Return whether blobs of a stage's result are known to be lost. Raises BlobLost without its manifest."""
+    if ended["artifact"] is None:
+        return False
+    artifact = context.store.artifact(ended["artifact"])
+    return bool(context.lost.intersection((artifact.digest, *(file.digest for file in artifact.files))))
+
+
+def elsewhere_of(
+    recipe: Recipe, stages: tuple[str, ...], known: tuple[str, ...], data_stages: tuple[str, ...]
+) -> Elsewhere:
     """Return what runs the stages that `launch.stages` names, by default all behind the data stages.
 
-    stages: of the graph. Raises ConfigError for stages that are no unbroken row, or data stages.
+    stages: of the graph; known: which a graph can have. Raises ConfigError for stages that are no unbroken row, or data stages.
     """
     behind = stages[stages.index(data_stages[-1]) + 1 :]
-    named = tuple(named_stage(name, stages) for name in recipe.launch.stages or behind)
+    # such as export_neuron of a recipe that exports nothing
+    absent = {*known} - {*stages}
+    named = tuple(named_stage(name, stages) for name in recipe.launch.stages or behind if name not in absent)
     row = tuple(name for name in behind if name in named)
-    if len(row) != len(set(named)):
-        wrong = next(name for name in named if name not in behind)
+    if len(row) != len(set(named)) or not row:
+        wrong = next((name for name in named if name not in behind), "none of them")
         raise ConfigError(
             f"launch.stages: {wrong} is a data stage, which runs here", f"name stages behind {data_stages[-1]}"
         )
@@ -223,4 +243,4 @@ def elsewhere_of(recipe: Recipe, stages: tuple[str, ...], data_stages: tuple[str
     if behind[first : first + len(row)] != row:
         missing = next(name for name in behind[first:] if name not in row)
         raise ConfigError(f"launch.stages: {missing} lies between them and is missing", "name it, too")
-    return Elsewhere(row, recipe.launch)
+    return Elsewhere(row, recipe)

@@ -14,7 +14,7 @@ from trnflow.flows.runner.run_log import say
 from trnflow.flows.runner.work_folders import attempt_log
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import JobSubmission, RecordedStage
-from trnflow.tasks.errors import Interrupted, MachineError, StoreError, TrnflowError, from_json
+from trnflow.tasks.errors import BlobLost, HomeRemoved, Interrupted, MachineError, StoreError, TrnflowError, from_json
 from trnflow.tasks.events.event_types import Event
 from trnflow.tasks.events.log_copy import EVENTS, SILENT_SECONDS, CopiedLogs
 from trnflow.tasks.platforms.protocol import Platform, Standing
@@ -22,8 +22,8 @@ from trnflow.tasks.system.terminal import one_line
 
 ASK_SECONDS = 15.0
 """Between two questions to the platform."""
-LAST_SECONDS = 20.0
-"""How long the result of a job that the platform has ended may take to be seen."""
+LAST_SECONDS = 90.0
+"""How long the result of a job that the platform has ended may take to be seen, on a disk of other machines."""
 PASSED_ON = ("stage_begun", "progress", "metrics", "figures", "part", "waits", "note")
 AGAIN = "run the same command again: finished stages hit, training resumes"
 
@@ -34,6 +34,8 @@ class FollowedJob:
     Attributes:
         ended: {stage: how it ended}.
         is_over: Whether nothing more is to be expected.
+        is_here: Whether the job ran as part of this run.
+        tells: Whether what it reports goes into the log.
     """
 
     def __init__(
@@ -46,7 +48,7 @@ class FollowedJob:
         stages: Sequence[str],
     ) -> None:
         self.ended: dict[str, RecordedStage] = {}
-        self.is_over = False
+        self.is_over, self.is_here, self.tells = False, True, True
         self.id = uri.id
         self._context, self._store, self._log = context, context.store, context.log
         self._submission, self._platform, self._stages = submission, platform, frozenset(stages)
@@ -64,7 +66,7 @@ class FollowedJob:
         """Take what the job has reported since the last look. stage: the one that is waited for. Raises StoreError if the store
         does not answer for SILENT_SECONDS."""
         try:
-            runs = runs_of(self._store, self.id)[self._submission["earlier"] :]
+            runs = [run for run in runs_of(self._store, self.id) if run not in self._submission["earlier"]]
             # first: who sees the result has all events
             result = read_document(self._store, result_file(self.id)) or {}
             for run in runs[max(len(self._runs) - 1, 0) :]:
@@ -72,6 +74,8 @@ class FollowedJob:
                     self._runs.append(run)
                     self._copy = CopiedLogs(self._store.backend, run)
                     say(self._log, stage, f"job {self.id} runs as {run}")
+                    if self._is_to_stop:
+                        self._store.backend.create(stop_file(self.id, run), b"")
                 self._take_new()
             self._answered = time.monotonic()
         except StoreError:
@@ -79,10 +83,20 @@ class FollowedJob:
                 raise
             return
         self._result = {}
-        if runs and result.get("run") == runs[-1]:
-            self.take_result(result)
+        # the job has gone on since an older one
+        if runs and result.get("run") == self._runs[-1]:
+            self._take_result(result)
 
-    def take_result(self, result: Meta) -> None:
+    @classmethod
+    def of_result(cls, context: RunContext, uri: JobUri, result: Meta, platform: Platform) -> FollowedJob:
+        """Return a job that has completed before this run."""
+        nobody = JobSubmission(platform="", ticket="", earlier=[], host="", time="")
+        job = cls(context, uri, nobody, platform, 0.0, ())
+        job.is_here = False
+        job._take_result(result)
+        return job
+
+    def _take_result(self, result: Meta) -> None:
         """Take the result of the job's newest run."""
         self._result = result
         if result.get("outcome") == "completed":
@@ -96,8 +110,7 @@ class FollowedJob:
             return MachineError(f"job {self.id} has ended without {stage}", AGAIN)
         if outcome == "failed" or (outcome == "stopped" and (self._is_to_stop or self._ask(stage).state == "ended")):
             self.is_over = True
-            known = from_json(cast(Meta, error)) if isinstance(error, dict) else MachineError(f"job {self.id} failed")
-            known.stage = str(error["stage"]) if isinstance(error, dict) and error.get("stage") else ""
+            known = self._error(error)
             return Interrupted(known.message, AGAIN) if outcome == "stopped" else known
         standing = self._ask(stage)
         if (
@@ -111,13 +124,16 @@ class FollowedJob:
                 f"job {self.id}: no machine came in {hours:g} h ({standing.why})",
                 "raise launch.max_wait_hours, or ask for less",
             )
-        return self._gone_without_result(standing) if standing.state == "ended" else None
+        if standing.state != "ended":
+            self._gone = None
+            return None
+        return self._gone_without_result(standing)
 
     def ask_to_stop(self, stage: str) -> bool:
         """Ask the job to save its state and stop. Return whether that is to be waited for."""
         self._asked = -ASK_SECONDS
+        self._is_to_stop = True
         if self._runs and self._ask(stage).state in ("running", "unknown"):
-            self._is_to_stop = True
             self._store.backend.create(stop_file(self.id, self._runs[-1]), b"")
             return True
         self.end()
@@ -126,7 +142,7 @@ class FollowedJob:
     def end(self) -> None:
         """Take the job from the platform, at once."""
         self.is_over = True
-        self._platform.end(str(self._submission["ticket"]))
+        self._platform.end(self._submission["ticket"])
 
     def last_notes(self, stage: str) -> list[str]:
         """Return the notes of a job that has ended its last stage."""
@@ -161,7 +177,7 @@ class FollowedJob:
             return
         if event["event"] == "stage_ended":
             self.ended[event["stage"]] = cast(RecordedStage, fields)
-        elif event["event"] in PASSED_ON and not self._is_repeated(event):
+        elif self.tells and event["event"] in PASSED_ON and not self._is_repeated(event):
             self._log.write(event["event"], at=event["time"], **fields)
 
     def _is_repeated(self, event: Event) -> bool:
@@ -176,13 +192,23 @@ class FollowedJob:
     def _ask(self, stage: str) -> Standing:
         """Return what the platform says of the job, at most ASK_SECONDS old; a change is said."""
         if time.monotonic() - self._asked >= ASK_SECONDS:
-            before, self._standing = self._standing, self._platform.look(str(self._submission["ticket"]))
+            before, self._standing = self._standing, self._platform.look(self._submission["ticket"])
             self._asked = time.monotonic()
             if self._standing != before and self._standing.state in ("waiting", "unknown"):
                 why = f" ({self._standing.why})" if self._standing.why else ""
                 holder = f"{self._platform.kind} {self._submission['ticket']}{why}"
                 self._log.write("waits", stage=stage, holder=holder)
         return self._standing
+
+    def _error(self, document: Any) -> TrnflowError:
+        """Return the error of a job. What one says of the home or a blob there is no matter for the run here."""
+        if not isinstance(document, dict) or not {"type", "message"} <= document.keys():
+            return MachineError(f"job {self.id} failed", f"`trnflow jobs {self.id}` says more")
+        error = from_json(document)
+        if isinstance(error, BlobLost | HomeRemoved):
+            error = MachineError(f"job {self.id}: {error.message}", AGAIN)
+        error.stage = str(document.get("stage") or "")
+        return error
 
     def _gone_without_result(self, standing: Standing) -> TrnflowError | None:
         self._gone = self._gone or time.monotonic()
@@ -194,7 +220,7 @@ class FollowedJob:
             return MachineError(
                 f"{self._platform.kind} ended job {self.id} (its {ticket}) before it could say why{why}", AGAIN
             )
-        printed = self._platform.printed(str(ticket)).strip().splitlines()[-1:]
+        printed = self._platform.printed(ticket).strip().splitlines()[-1:]
         said = f": {one_line(printed[0])}" if printed else ""
         return MachineError(
             f"{self._platform.kind} ended job {self.id} (its {ticket}) before trnflow began{why}{said}",

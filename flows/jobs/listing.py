@@ -23,7 +23,7 @@ class Job(TypedDict):
 
     Fields:
         state: ordered (no run yet), running, completed, failed, stopped (it goes on when it is run again), or killed.
-        ticket: The platform to which it was submitted last, and its own name of it.
+        platform, ticket: To which it was submitted last, and its own name of it.
         run, host: Of its newest run.
         stage: Where a run in progress is, or a killed one was.
         why: The error of a failed one.
@@ -32,6 +32,7 @@ class Job(TypedDict):
     job: str
     recipe: str | None
     state: str
+    platform: str | None
     ticket: str | None
     run: str | None
     host: str | None
@@ -52,12 +53,14 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     order = read_document(store, order_file(name))
     if order is None:
         return None
-    runs = runs_of(store, name)
+    newest: Meta = {**submitted[-1]} if (submitted := submissions_of(store, name)) else {}
+    # submitted again, it has not begun
+    runs = [run for run in runs_of(store, name) if run not in newest.get("earlier", ())]
     result = read_document(store, result_file(name)) or {}
     begun = read_document(store, f"jobs/{name}/runs/{runs[-1]}") or {} if runs else {}
     job = Job(
-        job=name, recipe=order.get("name"), state="ordered", ticket=_ticket(store, name),
-        run=runs[-1] if runs else None, host=begun.get("host"),
+        job=name, recipe=order.get("name"), state="ordered", platform=newest.get("platform"),
+        ticket=newest.get("ticket"), run=runs[-1] if runs else None, host=begun.get("host"),
         stage=None, ended=None, why="",
     )  # fmt: skip
     if not runs:
@@ -75,11 +78,6 @@ def job_of(store: Store, name: str, leased: set[str]) -> Job | None:
     # without a result an ended run is from before the job was ordered again
     state_of = "running" if lives else "killed" if state.ended is None else "ordered"
     return Job(**{**job, "state": state_of, "stage": at})
-
-
-def _ticket(store: Store, job: str) -> str | None:
-    newest = submissions_of(store, job)[-1:]
-    return f"{newest[0]['platform']} {newest[0]['ticket'] or '?'}" if newest else None
 
 
 def runs_of(store: Store, job: str) -> list[str]:

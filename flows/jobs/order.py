@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict, cast
 
 from trnflow.flows.jobs.carry import Carried, carry_code, carry_recipe
 from trnflow.flows.runner.context import RunContext
@@ -50,6 +50,7 @@ class Order(TypedDict):
         force: Stages to run although the store has their results.
         libraries: {distribution that the stages import: its version where the order was written}.
         environment: Variables that must be set where it runs.
+        machine: What names the machines that are to run it; "" for a job that is given by hand.
     """
 
     schema: int
@@ -61,6 +62,7 @@ class Order(TypedDict):
     force: list[str]
     libraries: dict[str, str]
     environment: list[str]
+    machine: NotRequired[str]
 
 
 class JobUri(NamedTuple):
@@ -97,7 +99,13 @@ def carried_for(context: RunContext) -> Carried:
 
 
 def write_order(
-    context: RunContext, plan: Plan, carried: Carried, given: Collection[str], until: str, force: frozenset[str]
+    context: RunContext,
+    plan: Plan,
+    carried: Carried,
+    given: Collection[str],
+    until: str,
+    force: frozenset[str],
+    machine: str = "",
 ) -> JobUri:
     """Write the order for the stages behind those that are given, up to a stage. The same order has the same name.
 
@@ -127,6 +135,7 @@ def write_order(
         force=sorted(force),
         libraries=libraries,
         environment=sorted(carried.variables),
+        machine=machine,
     )  # fmt: skip
     text = canonical(cast(Any, order)).encode()
     root = store.root if "://" in store.root else str(Path(store.root).absolute())

@@ -20,6 +20,7 @@ from typing import cast
 from trnflow.flows.jobs.carry import ARCHIVE, CODE, FILE, RECIPE, has_code, unpack_code
 from trnflow.flows.jobs.listing import runs_of, stop_file
 from trnflow.flows.jobs.order import JobUri, Order, read_order, result_file
+from trnflow.flows.jobs.submitted import submissions_of
 from trnflow.flows.recipes import recipe as recipes
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext, context_of
@@ -79,8 +80,10 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
 
 
 def _forced(store: Store, uri: JobUri) -> set[str]:
-    """Return the stages that an earlier run of the job ran: each is forced once."""
-    records = (store.run(run) or {} for run in runs_of(store, uri.id))
+    """Return the stages that an earlier run of the job ran since it was submitted: each is forced once."""
+    submitted = submissions_of(store, uri.id)
+    earlier = submitted[-1]["earlier"] if submitted else ()
+    records = (store.run(run) or {} for run in runs_of(store, uri.id) if run not in earlier)
     return {stage["stage"] for record in records for stage in record.get("stages", ()) if stage["action"] == "ran"}
 
 

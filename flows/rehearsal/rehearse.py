@@ -245,7 +245,7 @@ class Killer(Reader):
 def _reduced(recipe: Recipe) -> Recipe:
     """Return the recipe, cut down to one device, two steps and short answers."""
     device = recipe.train.device if recipe.train.device != "neuron" else "cpu"
-    return recipe.changed(
+    reduced = recipe.changed(
         {
             "tracking.enabled": False, "task_runner.kind": "threads", "task_runner.address": None,
             "train.device": device, "train.devices": 1, "train.tensor_parallel_size": 1, "train.xla_processes": None,
@@ -261,6 +261,8 @@ def _reduced(recipe: Recipe) -> Recipe:
             **({"evaluate.harness.limit": 1} if recipe.evaluate.harness else {}),
         }
     )  # fmt: skip
+    # on this machine
+    return reduced.model_copy(update={"launch": recipe.launch.here()})
 
 
 def _with_model(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Recipe:

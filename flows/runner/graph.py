@@ -82,7 +82,6 @@ class Elsewhere(Protocol):
     """Interface of what has another machine run stages of a graph, all in one job.
 
     stages: their names, in order.
-    is_followed: whether the job has run in this run: what it ends is not looked up.
     check: (`RunContext`) raises a TrnflowError before anything runs if the job can't be made.
     make: (`Step`, `Plan`, `RunContext`, `Options`) returns the result (`Stored`) of a step once the job has ended it.
     submit: (`Plan`, `RunContext`, `Options`) returns what names the job, and the platform's ticket.
@@ -90,9 +89,6 @@ class Elsewhere(Protocol):
     """
 
     stages: tuple[str, ...]
-
-    @property
-    def is_followed(self) -> bool: ...
 
     def check(self, context: Any) -> None: ...
 

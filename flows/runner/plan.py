@@ -368,6 +368,11 @@ class Plan:
             self._forecast(step, self._past(step), {"params": step.node.stage.params(step.config)})
             return
         assert step.document is not None and step.key is not None
+        # a result of this machine may be another one's, too, which only a job can tell
+        if step.is_guess:
+            step.why = "runs on another machine, and no job has told yet what its keys are"
+            self._forecast(step, self._past(step), step.document)
+            return
         lost = self._recorded(step)
         if lost is None:
             return
@@ -378,9 +383,7 @@ class Plan:
         kept = kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of)
         if names := [name for name, of in kept.items() if self.store.record(of.name, str(of.key)) is not None]:
             why += f"; its {' and '.join(names).replace('_', ' ')} are kept"
-        step.action, step.why = "maybe" if step.is_guess else "run", why
-        if step.is_guess:
-            step.why = "runs on another machine, and no job has told yet what its keys are"
+        step.action, step.why = "run", why
         self._forecast(step, past, step.document)
 
     def _recorded(self, step: Step) -> str | None:

@@ -5,6 +5,7 @@ One function runs stages, for every command, deployment, trial, freezing and sco
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -129,6 +130,12 @@ def settle(graph: Graph, context: RunContext, *, plan: Plan | None = None, until
 
 def _settle_all(plan: Plan, context: RunContext, options: Options, around: Around) -> None:
     graph, elsewhere = plan.graph, plan.graph.elsewhere
+
+    def make_elsewhere(step: Step) -> Stored:
+        assert elsewhere is not None
+        made: Stored = elsewhere.make(step, plan, context, options)
+        return made
+
     if due := plan.due(options):  # else no process starts
         plan.check_needs(options, here=context.environment)
         if plan.own_code and not landlock.is_there():
@@ -142,10 +149,12 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
     if options.record:
         context.log.write("planned", stages=[step.to_json() for step in plan.until(options)])
     for _ in range(REPAIRS):
+        is_job_due = functools.cache(functools.partial(_is_job_due, plan, context, options))
         try:
             for step in plan.until(options):
                 if step.name not in graph.deferred or step.name == options.until:
-                    _settle(step, plan, context, options, around)
+                    goes = elsewhere is not None and step.name in elsewhere.stages and is_job_due()
+                    _settle(step, plan, context, around, make_elsewhere if goes else None)
                     plan.check_needs(options, here=context.environment)
             _skip_the_rest(plan.until(options), plan, context)
             return
@@ -162,19 +171,21 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
     raise StoreError(f"blobs of the store {context.store.root} keep turning out corrupt", "check the disk it lies on")
 
 
-def _settle(step: Step, plan: Plan, context: RunContext, options: Options, around: Around) -> None:
-    """Look up or make a step's result; of what runs only for it, too, if it has to run."""
+def _settle(
+    step: Step, plan: Plan, context: RunContext, around: Around, make_elsewhere: Callable[[Step], Stored] | None = None
+) -> None:
+    """Look up or make a step's result, elsewhere if so given; of what runs only for it, too, if it has to run."""
     if step.name in plan.given:
         write_step(context, step)
         return
-    stored = _found(step, plan, context)
-    make = partial(_make, step, plan, context)
-    if (away := plan.graph.elsewhere) and step.name in away.stages and (stored is None or away.is_followed):
-        stored, make = None, partial(away.make, step, plan, context, options)
-    elif stored is None:
-        for needed in step.node.after.values():
+    if make_elsewhere is not None:
+        plan.bind(step)
+        stored, make = None, partial(make_elsewhere, step)
+    else:
+        stored, make = _found(step, plan, context), partial(_make, step, plan, context)
+        for needed in step.node.after.values() if stored is None else ():
             if not plan.steps[needed.name].settled:
-                _settle(plan.steps[needed.name], plan, context, options, around)
+                _settle(plan.steps[needed.name], plan, context, around)
     try:
         step.take(around(step, make if stored is None else lambda: stored))
         step.settled = True
@@ -186,11 +197,27 @@ def _settle(step: Step, plan: Plan, context: RunContext, options: Options, aroun
     write_step(context, step)
 
 
+def _is_job_due(plan: Plan, context: RunContext, options: Options) -> bool:
+    """Return whether another machine has to run its stages, as all of them are not in the store."""
+    # all or none: a job must not build on another result than that which it finds or makes itself
+    row = [step for step in plan.until(options) if plan.graph.runs_elsewhere(step.name)]
+    for step in row:
+        if step.name in plan.graph.deferred and step.name != options.until:
+            continue
+        stored = _found(step, plan, context)
+        if stored is None:
+            for taken in row:
+                taken.action, taken.artifact = "maybe", None
+            return True
+        step.take(stored)
+    return False
+
+
 def _found(step: Step, plan: Plan, context: RunContext) -> Stored | None:
     """Return the stored result of a step, unless it is forced."""
     planned = step.key
     plan.bind(step)
-    if step.name in context.force:
+    if step.name in context.force or step.is_guess:
         return None
     if step.action == "hit" and step.key == planned and step.artifact is not None:  # the plan has just looked
         return Stored(step.artifact, "hit", step.why, 0.0, step.figures)

@@ -30,6 +30,7 @@ class Platform(Protocol):
     kind: as in `launch.kind`.
     check: raises ConfigError or MachineError if no job can be submitted; costs nothing.
     submit: hands over a job (its id in the store, the command), and returns its ticket; raises as `check`.
+    find: returns the ticket of a job that waits or runs, by its id in the store; None without one; raises MachineError.
     look: returns how a job stands.
     end: ends a job at once, without saving; harmless if it is over; raises MachineError.
     printed: returns the last lines that a job printed; "" if there are none, or they can't be read from here.
@@ -41,6 +42,8 @@ class Platform(Protocol):
     def check(self) -> None: ...
 
     def submit(self, job: str, command: Sequence[str]) -> str: ...
+
+    def find(self, job: str) -> str | None: ...
 
     def look(self, ticket: str) -> Standing: ...
 

@@ -13,7 +13,7 @@ from trnflow.tasks.documents import (
     JobRun,
     JobSubmission,
     Journal,
-    MachineDifferences,
+    MachineFacts,
     RunRecord,
 )
 from trnflow.tasks.store.layout import checked_record, read_shape
@@ -23,7 +23,7 @@ from trnflow.tasks.system.json_objects import read_object
 
 KINDS = ("records", "attempts", "runs", "roots", "leases", "partial", "jobs", "machines")
 """The folders with JSON documents, besides FORMAT.json."""
-_SHAPES = {"FORMAT.json": Format, "attempts": Journal, "runs": RunRecord, "machines": MachineDifferences}
+_SHAPES = {"FORMAT.json": Format, "attempts": Journal, "runs": RunRecord, "machines": MachineFacts}
 JOBS = {"order.json": JobName, "result.json": JobResult, "runs": JobRun, "submitted": JobSubmission}
 """{file or folder of a job: the shape of its documents}"""
 

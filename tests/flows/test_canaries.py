@@ -77,6 +77,7 @@ pack: {{chunk_length: 64}}
 train: {{max_steps: 1, compile: true, compile_cache: true}}
 export: {{target: neuron, neuron_python: '{folder}/bin/python'}}
 evaluate: {{harness: {{include_path: tasks, tasks: [canary]}}}}
+launch: {{kind: slurm, python: '{folder}/bin/python', options: {{comment: canary}}}}
 tracking: {{enabled: false}}
 """
 FLAGS = """
