@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.flows.champions.conftest import write_tiny
+from tests.helpers.command_line import InProcessShell
 from tests.helpers.stores import new_store
 from trnflow.flows.jobs.machines import Machines, machine_of
 from trnflow.flows.recipes.recipe import Recipe, load
@@ -99,3 +100,12 @@ def test_a_damaged_file_is_as_none(forged: str, recipe: Recipe, store: Store) ->
         json.loads(store.backend.read(f"machines/{machine_of(recipe)}.json"))["train"]["there"]["accel"]
         == THERE["accel"]
     )
+
+
+@pytest.mark.slow
+def test_a_result_of_this_machine_is_planned_as_maybe(tmp_path: Path) -> None:
+    shell = InProcessShell(write_tiny(tmp_path))
+    shell.json("run", "tiny.yaml", "--direct", "--until", "train")
+    planned = shell.json("plan", "tiny.yaml", "launch.kind=slurm")["stages"]
+    actions = {stage["stage"]: stage["action"] for stage in planned}
+    assert actions["pack_chunks"] == "hit" and actions["precompile"] == actions["train"] == "maybe"
