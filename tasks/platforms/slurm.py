@@ -178,7 +178,8 @@ class Slurm:
         try:
             return _call("sbatch", *self._arguments(job), *how, text=self.script(command))
         except MachineError as error:
-            if "contact slurm controller" in error.message or "within" in error.message:
+            # no cluster answers, or none is configured here
+            if any(words in error.message for words in ("contact slurm controller", "within", "resolve_ctls")):
                 raise
             raise ConfigError(error.message, "change launch.options, or launch.max_hours") from None
 
