@@ -8,7 +8,7 @@ import sys
 import time
 
 from trnflow.flows.jobs.carry import Carried
-from trnflow.flows.jobs.following import FollowedJob, ended_stages
+from trnflow.flows.jobs.following import AGAIN, FollowedJob, ended_stages
 from trnflow.flows.jobs.listing import read_document, runs_of
 from trnflow.flows.jobs.machines import Machines, machine_of
 from trnflow.flows.jobs.order import JobUri, carried_for, order_anew, result_file, write_order
@@ -22,7 +22,7 @@ from trnflow.flows.runner.run_log import say, write_step
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import JobSubmission, KeyDocument, RecordedStage
-from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError, StoreError
+from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError
 from trnflow.tasks.platforms.protocol import Platform
 from trnflow.tasks.store import Store
 
@@ -30,7 +30,6 @@ LOOK_SECONDS = 3.0
 """Between two looks at what a job has reported."""
 SPARE_SECONDS = 60.0
 """Beyond `launch.grace_seconds`, for a job that was asked to stop."""
-AGAIN = "run the same command again"
 
 
 class Elsewhere:
@@ -89,8 +88,8 @@ class Elsewhere:
                     time.sleep(LOOK_SECONDS)
         except BaseException as error:
             # an error of this machine or of the store costs the job nothing
-            is_ours = isinstance(error, StoreError | MachineError) or not isinstance(error, Interrupted | ConfigError)
-            if not job.is_over and not (is_ours and isinstance(error, Exception)):
+            stops = isinstance(error, Interrupted | ConfigError) or not isinstance(error, Exception)
+            if stops and not job.is_over:
                 self._stop(job, step, context, error)
             raise
         if step.name in (plan.until(options)[-1].name, self.stages[-1]):

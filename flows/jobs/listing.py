@@ -22,7 +22,8 @@ class Job(TypedDict):
     """A job.
 
     Fields:
-        state: ordered (no run yet), running, completed, failed, stopped (it goes on when it is run again), or killed.
+        state: ordered (no run yet), running, completed, failed, stopped (it goes on when it is run again), or killed;
+            queued where a platform that has it is asked.
         platform, ticket: To which it was submitted last, and its own name of it.
         run, host: Of its newest run.
         stage: Where a run in progress is, or a killed one was.
