@@ -181,7 +181,7 @@ def test_a_ticket_in_the_store_ends_no_other_job(cluster: Slurm, here: Shell) ->
     (folder := here.folder / f".trnflow/store/jobs/{job}/submitted").mkdir()
     forged = {"platform": "slurm", "ticket": "--me", "earlier": [], "host": "x", "time": "2026-01-01T00:00:00Z"}
     (folder / "0.json").write_text(json.dumps(forged))
-    other = cluster.run("sbatch", "--parsable", "--wrap", "sleep 60").strip()
+    other = cluster.run("sbatch", "--parsable", "--output=/dev/null", "--wrap", "sleep 60").strip()
     assert f"job {job} does not run: it is ordered" in here.error("jobs", job, "--cancel", code=2)
     assert other in tickets(cluster) and "CANCELLED" not in cluster.run(
         "squeue", "-h", "-t", "all", "-j", other, "-o", "%T"
