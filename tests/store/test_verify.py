@@ -50,7 +50,7 @@ def test_a_sound_store_is_said_to_be_sound(store: Store, tmp_path: Path) -> None
         made(store, tmp_path, name, {"own": name.encode(), "shared": b"shared"})
     result = verify(store.backend)
     assert (result.ok, result.problems, result.unreferenced) == (True, [], 0)
-    none = dict.fromkeys(("attempts", "runs", "roots", "leases", "partial", "jobs"), 0)
+    none = dict.fromkeys(("attempts", "runs", "roots", "leases", "partial", "jobs", "machines"), 0)
     assert result.checked == {"records": 2, "blobs": 5, **none}
     assert result.bytes == sum(entry.size for entry in store.backend.entries("blobs"))
 
