@@ -12,14 +12,19 @@ is. Workers of pytest-xdist take the longest files first, so that none is left a
 `--order SEED` each seed has its own order.
 Tests with the mark `xla` need torch_xla. Without it they are skipped, at most XLA_TESTS of them, or `--skips` of them: more is an
 error, so that none is left out unnoticed.
+With the variable TRNFLOW_TESTS_UNTIL, tests that have not begun by then are skipped, and said; the files' order is another each
+day, so that none is always the last.
 A file that was never measured is of the tier `process`; such files come first, those with the most tests before the others.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import time
 from collections import Counter
 from importlib.util import find_spec
+from typing import Any
 
 import pytest
 
@@ -34,6 +39,9 @@ KEPT = (
 )  # fmt: skip
 """Files that find many faults (tests/golden), and stay in `make test` although they take longer."""
 XLA_TESTS = 206
+UNTIL = "TRNFLOW_TESTS_UNTIL"
+"""The variable with the time, in seconds since 1970, after which no test begins."""
+OUT_OF_TIME = "no time was left to run it"
 WITHOUT_LIMIT = pytest.mark.timeout(0)
 WITHOUT_XLA = pytest.mark.skip(reason="needs torch_xla, which the environment of LOCK=native lacks")
 
@@ -48,8 +56,31 @@ def configure(config: pytest.Config) -> None:
     """Watch for processes and leaks; with --measure, collect the figures in the process that hears of all workers."""
     config.pluginmanager.register(Watch())
     config.pluginmanager.register(Leaks())
+    if until := os.environ.get(UNTIL):
+        config.pluginmanager.register(Deadline(float(until)))
     if config.getoption("--measure") and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Measured())
+
+
+class Deadline:
+    """Skips the tests that have not begun by a time, and says how many those are, also in .pytest_cache/not-run."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self) -> None:
+        if time.time() > self._until:
+            pytest.skip(OUT_OF_TIME)
+
+    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+        skipped = terminalreporter.stats.get("skipped", [])
+        late = [report.nodeid for report in skipped if OUT_OF_TIME in str(report.longrepr)]
+        if late:
+            terminalreporter.write_line(f"NOT RUN for lack of time: {len(late)} tests")
+            file = terminalreporter.config.rootpath / ".pytest_cache/not-run"
+            file.parent.mkdir(exist_ok=True)
+            file.write_text("".join(f"{name}\n" for name in late))
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -63,7 +94,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if find_spec("torch_xla") is None:
         for item in filter(needs_xla, items):
             item.add_marker(WITHOUT_XLA)
-    if (seed := config.getoption("order")) is not None:
+    seed = config.getoption("order")
+    if seed is None and UNTIL in os.environ:
+        seed = int(float(os.environ[UNTIL])) // 86400
+    if seed is not None:
         places = {file: random.Random(f"{seed} {file}").random() for file in map(file_of, items)}
         items.sort(key=lambda item: places[file_of(item)])
     elif hasattr(config, "workerinput"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,9 +75,9 @@ def test_last():
 """
 
 
-def run(folder: Path, *arguments: str) -> str:
+def run(folder: Path, *arguments: str, **environ: str) -> str:
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True).stdout
+    return subprocess.run(command, cwd=folder, env=os.environ | environ, capture_output=True, text=True).stdout
 
 
 @pytest.fixture
@@ -204,7 +206,7 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / folder).mkdir(parents=True)
     shutil.copy(PROJECT / ".ci/run", tmp_path / ".ci")
     # the machine's own sbatch must not be seen
-    for name in ("bash", "sh", "cat", "dirname", "mkdir", "rm"):
+    for name in ("bash", "sh", "cat", "date", "dirname", "mkdir", "rm", "wc"):
         (tmp_path / "bin" / name).symlink_to(str(shutil.which(name)))
     programs = {
         "make": "echo $* without=$TRNFLOW_NO_SLURM >> made",
@@ -238,14 +240,30 @@ def test_what_failed_at_first_is_said_last(checkout: Path) -> None:
     output = run_ci(checkout)
     assert "1 passed" in output
     assert re.search(
-        r"\ntook Slurm \d+ s, check \d+ s, test \d+ s, test-more \d+ s, then \d+ s\nfailed at first:\n", output
+        r"\ntook Slurm \d+ s, check \d+ s, test \d+ s, test-native \d+ s, test-more \d+ s, then \d+ s\nfailed at first:\n",
+        output,
     )
     assert output.endswith("failed at first:\ntests/test_a.py::test_b\n")
     assert (checkout / ".pytest_cache/failed-at-first").read_text() == "tests/test_a.py::test_b\n"
 
 
+def test_tests_for_which_no_time_was_left_are_said_and_counted(checkout: Path, small: Path) -> None:
+    names = "".join(f"def test_{name}():\n    pass\n\n" for name in ("first", "second"))
+    (small / "tests/test_two.py").write_text(names)
+    assert "2 passed" in run(small, TRNFLOW_TESTS_UNTIL=str(time.time() + 600))
+    late = run(small, TRNFLOW_TESTS_UNTIL=str(time.time() - 1))
+    assert "NOT RUN for lack of time: 2 tests" in late and "2 skipped" in late
+    assert len((small / ".pytest_cache/not-run").read_text().splitlines()) == 2
+    write_program(
+        checkout / "bin/make",
+        '[ "$1" != test-more ] || echo "$TRNFLOW_TESTS_UNTIL" > until; echo a > .pytest_cache/not-run',
+    )
+    assert run_ci(checkout).endswith("NOT RUN for lack of time: 1 tests\n")
+    assert 4400 < float((checkout / "until").read_text()) - time.time() <= 4500
+
+
 def test_slurm_is_installed_before_the_tests_where_it_is_missing(checkout: Path) -> None:
-    installs = "install -y --no-install-recommends slurm-wlm munge"
+    installs = "install -y --no-install-recommends -o Acquire::http::Timeout=20 slurm-wlm munge"
     assert run_ci(checkout).startswith("took ")
     assert (checkout / ".pytest_cache/slurm-installed").read_text() == f"apt-get {installs}\n"
     assert (checkout / "made").read_text().splitlines()[0] == "check without="

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from argparse import ArgumentParser, Namespace
+from pathlib import Path
 from typing import Any
 
 from trnflow.flows.cli.arguments import add_command
@@ -17,9 +19,13 @@ from trnflow.flows.jobs.listing import Job, list_jobs, runs_of, stop_file
 from trnflow.flows.jobs.order import parse_uri
 from trnflow.flows.jobs.platforms import platform_named
 from trnflow.flows.jobs.work import work
-from trnflow.tasks.errors import ConfigError, Interrupted, MachineError
-from trnflow.tasks.platforms.protocol import STOPPED
+from trnflow.flows.recipes.files import hardware_price
+from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, TrnflowError
+from trnflow.tasks.platforms.protocol import FAILURE_FILE, STOPPED
+from trnflow.tasks.platforms.sagemaker import Pool, SageMaker
 from trnflow.tasks.store import Store, made_store
+from trnflow.tasks.system.redaction import scrubbed
+from trnflow.tasks.system.terminal import one_line
 
 LOOK_SECONDS = 5.0
 COPY_SECONDS = 60.0
@@ -45,6 +51,9 @@ def job(options: Namespace) -> int:
     except KeyboardInterrupt:
         print_error(Interrupted("the job was stopped before it began", "run the same command again"), options)
         return STOPPED
+    except TrnflowError as error:
+        _tell_platform(error)
+        raise
     if options.json:
         emit_json(result.to_json())
     else:
@@ -52,7 +61,15 @@ def job(options: Namespace) -> int:
     if result.error is None:
         return 0
     code = print_error(result.error, options)
+    _tell_platform(result.error)
     return STOPPED if isinstance(result.error, Interrupted) and not was_asked else code
+
+
+def _tell_platform(error: TrnflowError) -> None:
+    """Write an error where the job's platform looks for it, if it does."""
+    if file := os.environ.get(FAILURE_FILE):
+        with contextlib.suppress(OSError):
+            Path(file).write_text(one_line(scrubbed(error)))
 
 
 def jobs(options: Namespace) -> int:
@@ -62,7 +79,9 @@ def jobs(options: Namespace) -> int:
     if options.job is None:
         if options.follow or options.cancel:
             raise ConfigError("which job?", "name one: `trnflow jobs` lists them")
-        emit(options, {"jobs": found}, *(report.aligned([HEAD, *map(_row, found)]) if found else ["no jobs"]))
+        table = report.aligned([HEAD, *map(_row, found)]) if found else ["no jobs"]
+        pools = _pools(store, found)
+        emit(options, {"jobs": found, "pools": [pool._asdict() for pool in pools]}, *table, *map(_told, pools))
         return 0
     one = _named(options.job, found)
     if options.cancel:
@@ -86,6 +105,21 @@ def _at_platform(job: Job, store: Store) -> Job:
         if platform_named(job["platform"], store).find(job["job"]) is not None:
             return Job(**{**job, "state": "queued"})
     return job
+
+
+def _pools(store: Store, found: list[Job]) -> list[Pool]:
+    """Return the instances that jobs have left warm; none where SageMaker does not answer."""
+    if not any(job["platform"] == SageMaker.kind for job in found):
+        return []
+    with contextlib.suppress(TrnflowError):
+        return SageMaker(store.root).pools()
+    return []
+
+
+def _told(pool: Pool) -> str:
+    price = hardware_price(pool.instance)
+    cost = "" if price is None else f", {pool.seconds / 3600 * price:.2f} USD"
+    return f"kept warm, and paid for: {pool.instance} of {pool.ticket}, {pool.seconds / 60:.0f} min until now{cost}"
 
 
 def _named(text: str, found: list[Job]) -> Job:

@@ -4,7 +4,6 @@ its results."""
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 
 from trnflow.flows.jobs.carry import Carried
@@ -50,7 +49,7 @@ class Elsewhere:
 
     def check(self, context: RunContext) -> None:
         """Raise a TrnflowError if the platform is not to be had, or what the stages read can't travel."""
-        self._platform = platform_of(self._launch, context.store)
+        self._platform = platform_of(self._recipe, context.store)
         self._platform.check()
         self._carried = carried_for(context)
 
@@ -154,7 +153,7 @@ class Elsewhere:
             return known[-1] if known else write_submission(store, uri.id, platform.kind, ticket, ())
         order_anew(store, uri)
         earlier = runs_of(store, uri.id)
-        command = [self._launch.python or sys.executable, "-P", "-m", "trnflow", "job", str(uri)]
+        command = [self._launch.python or platform.python, "-P", "-m", "trnflow", "job", str(uri)]
         try:
             ticket = platform.submit(uri.id, command)
             submission = write_submission(store, uri.id, platform.kind, ticket, earlier)

@@ -57,7 +57,8 @@ def machine_of(recipe: Recipe) -> str:
     """Return 16 digits that name the machines of a recipe's jobs: the platform, what is asked of it, and what is left open."""
     launch = recipe.launch
     document: dict[str, Any] = {
-        "kind": launch.kind, "python": launch.python, "options": dict(launch.options), "open": sorted(recipe.decided_here),
+        "kind": launch.kind, "python": launch.python, "image": launch.image, "options": dict(launch.options),
+        "hardware": recipe.hardware.name if launch.kind == "sagemaker" else "", "open": sorted(recipe.decided_here),
         "threads": recipe.train.threads,
     }  # fmt: skip
     return digest_of(document).removeprefix("sha256:")[:16]

@@ -29,10 +29,13 @@ from trnflow.flows.runner.plan import Given, Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.flows.runner.work_folders import open_home
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, StoreError, TrnflowError
+from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, MachineError, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog, Reader
+from trnflow.tasks.platforms.protocol import SECRET
+from trnflow.tasks.platforms.sagemaker import secret_values
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
+from trnflow.tasks.system.gpus import usable_gpus
 from trnflow.tasks.system.redaction import fill_variables, scrubbed
 
 FOLDER_DIGITS = 16
@@ -55,6 +58,7 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
     Raises:
         ConfigError: There is no such job, or a variable is missing.
         CodeError: The code in the store is not what the order says.
+        MachineError: This machine's GPU or driver does not fit.
         StoreError: The store can't be read.
     """
     uri = JobUri(fill_variables(uri.root, "the job's address"), uri.digits)
@@ -63,10 +67,15 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
         raise ConfigError(f"there is no store at {uri.root}", "check the address, and that this machine can reach it")
     order = read_order(store, uri)
     _take_code(store, order, uri)
+    # not of stages: a job's own process alone reads the secret
+    if (secret := os.environ.pop(SECRET, None)) and order["environment"]:
+        values = secret_values(secret)
+        os.environ |= {name: values[name] for name in order["environment"] if name in values}
     missing = [name for name in order["environment"] if name not in os.environ]
     if missing:
         raise ConfigError(f"job {uri.id}: the variable {missing[0]} is not set here", f"export {missing[0]}=...")
     context = _context(store, order, uri).for_run(EventLog(*readers))
+    _check_gpu(context.recipe, order)
     context.notes += other_libraries(order["libraries"])
     what = Options(order["until"], frozenset(order["force"]) - _forced(store, uri))
     _begin(store, uri, context)
@@ -77,6 +86,13 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
         result = Result(context.run, error=scrubbed(error))
     _end(store, uri, result)
     return result, asked.is_set()
+
+
+def _check_gpu(recipe: Recipe, order: Order) -> None:
+    """Raise MachineError, before anything is laid out, on a machine whose GPU or driver does not fit."""
+    trains = "train" not in [given["stage"] for given in order["given"]]
+    if trains and recipe.train.device == "cuda" and (why := usable_gpus().why):
+        raise MachineError(f"the job trains on a GPU, and this machine can't: {why}", "choose another machine or image")
 
 
 def _forced(store: Store, uri: JobUri) -> set[str]:

@@ -312,6 +312,16 @@ def _hardware_file(name: Any, root: type[BaseModel]) -> tuple[Tree, Origins]:
     return _read(path, [], root)
 
 
+def hardware_price(name: str) -> float | None:
+    """Return the USD per hour that `conf/base/hardware/NAME` gives; None without such a file, or a price in it."""
+    path = _file(conf_folder() / HARDWARE, f"{name}.yaml")
+    if path is None:
+        return None
+    settings, _ = read_yaml(path.read_bytes(), str(path))
+    price = settings["hardware"].get("price_per_hour")
+    return None if price is None else float(price)
+
+
 def _settings_in(value: Any, above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     """Yield the path of a value and of all entries below it."""
     yield above

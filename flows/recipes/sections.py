@@ -26,9 +26,11 @@ from trnflow.tasks.config import (
 )
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.launch import GRACE_SECONDS
+from trnflow.tasks.platforms.sagemaker import LONGEST_GRACE, LONGEST_KEEP_ALIVE
 from trnflow.tasks.platforms.slurm import check_times, option_error
 from trnflow.tasks.store.lease import LONGEST_TTL
 from trnflow.tasks.system.compiler_flags import FLAGS
+from trnflow.tasks.system.redaction import variables_in
 
 
 class HardwareConfig(StageConfig):
@@ -59,16 +61,18 @@ class StoreConfig(StageConfig):
     """The time without a heartbeat, in seconds, after which another run takes over a stage that this run began."""
 
 
-PLATFORM_SETTINGS = ("stages", "nodes", "python", "max_hours", "max_wait_hours", "retries", "options")
+OF_SAGEMAKER = ("role", "image", "spot", "keep_alive_minutes", "secret")
+"""The settings of `launch` that only kind `sagemaker` has."""
+PLATFORM_SETTINGS = ("stages", "nodes", "python", "max_hours", "max_wait_hours", "retries", "options", *OF_SAGEMAKER)
 """The settings of `launch` that say how a job runs; `local` has no job."""
 
 
 class LaunchConfig(StageConfig):
     """Where stages run, how their processes are started and stopped, and which devices training uses."""
 
-    kind: Literal["local", "slurm"] = "local"
+    kind: Literal["local", "slurm", "sagemaker"] = "local"
     """Where stages run: `local` is this machine; `slurm` gives the stages behind the data stages, as a job, to the cluster
-    whose login node this machine is."""
+    whose login node this machine is, `sagemaker` to Amazon SageMaker, on the instance that `--on` names."""
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
     120 seconds after its notice."""
@@ -82,28 +86,35 @@ class LaunchConfig(StageConfig):
     machine and store that names one of them waits. Default: the GPUs that CUDA_VISIBLE_DEVICES names, all NeuronCores as
     one, and none on the CPU, whose cores trainings share."""
     stages: tuple[str, ...] | None = None
-    """The stages that run as a job, with kind `slurm`. Default: all behind the data stages."""
+    """The stages that run as a job, with another kind than `local`. Default: all behind the data stages."""
     nodes: Parallel = 1
     """The number of machines of a job. Several are not built yet."""
     python: Annotated[str | None, RUNS_CODE] = None
-    """The Python interpreter on the nodes, with trnflow installed: an absolute path. Default: the path of this one, which
-    the nodes see where they share the disk."""
+    """The Python interpreter there, with trnflow installed: an absolute path. Default: with kind `slurm` the path of this one,
+    which the nodes see where they share the disk; with kind `sagemaker` the image's `python3`."""
     max_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
     """The time limit of a job in hours, for each of its starts. Training saves its state before it, and the job starts again."""
     max_wait_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
-    """The longest time in hours that a job waits for a machine; then it is cancelled."""
+    """The longest time in hours that a job waits for a machine; then it is cancelled. With `spot` also that between stops."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often a job starts again that was stopped with its state saved, or was killed."""
-    options: Annotated[dict[str, bool | int | float | str], RUNS_CODE] = {}
-    """Further long options of `sbatch`, such as `{partition: gpu, gres: "gpu:1"}`; `true` is an option without a value."""
-
-    @field_validator("options", mode="before")
-    @classmethod
-    def _are_of_sbatch(cls, value: Any) -> Any:
-        for name, setting in value.items() if isinstance(value, dict) else ():
-            if why := option_error(str(name), setting):
-                raise ValueError(why)
-        return value
+    """How often a job starts again that was stopped with its state saved, or was killed; with kind `sagemaker` after errors
+    of SageMaker's own (30 at most)."""
+    role: str | None = None
+    """With kind `sagemaker`: the ARN of the IAM role that the job takes (services/aws/role.json)."""
+    image: Annotated[str | None, RUNS_CODE] = None
+    """With kind `sagemaker`: the container image in ECR, with trnflow installed (services/aws/Dockerfile)."""
+    spot: bool = False
+    """With kind `sagemaker`: whether to use a spot instance, which AWS may take back. What was trained since the last
+    `train.checkpoint_every` may then be lost."""
+    keep_alive_minutes: Annotated[int, Field(ge=0, le=LONGEST_KEEP_ALIVE)] = 0
+    """With kind `sagemaker`: how long the instance is kept, and paid for, after a job, in minutes: the next job of the same
+    image, role and hardware, such as a sweep's next trial, starts on it."""
+    secret: str | None = None
+    """With kind `sagemaker`: the secret of AWS Secrets Manager, by name or ARN, that holds the variables to which
+    `launch.environment` refers: a JSON object, such as `{"HF_TOKEN": "..."}`."""
+    options: Annotated[dict[str, Any], RUNS_CODE] = {}
+    """With kind `slurm`: further long options of `sbatch`, such as `{partition: gpu, gres: "gpu:1"}`; `true` is an option
+    without a value. With kind `sagemaker`: further fields of CreateTrainingJob, such as `{VpcConfig: {...}, Tags: [...]}`."""
 
     @field_validator("nodes")
     @classmethod
@@ -121,15 +132,42 @@ class LaunchConfig(StageConfig):
 
     @model_validator(mode="after")
     def _is_of_its_kind(self) -> LaunchConfig:
+        if self.kind == "sagemaker":
+            self._check_sagemaker()
+            return self
+        absent = OF_SAGEMAKER if self.kind == "slurm" else PLATFORM_SETTINGS
+        for name in absent:
+            if getattr(self, name) != type(self).model_fields[name].default:
+                wanted = "sagemaker" if name in OF_SAGEMAKER else "slurm"
+                raise ValueError(
+                    f"{name} is of a job, and kind is {self.kind}: set kind={wanted}, or launch={{}} to run all of it here"
+                )
         if self.kind == "slurm":
             check_times(self.max_hours, self.grace_seconds)
-            return self
-        for name in PLATFORM_SETTINGS:
-            if getattr(self, name) != type(self).model_fields[name].default:
-                raise ValueError(
-                    f"{name} is of a job, and kind is local: set kind=slurm, or launch={{}} to run all of it here"
-                )
+            for name, value in self.options.items():
+                if why := option_error(name, value):
+                    raise ValueError(f"options: {why}")
         return self
+
+    def _check_sagemaker(self) -> None:
+        for name, example in (
+            ("role", "arn:aws:iam::123456789012:role/trnflow"),
+            ("image", "...amazonaws.com/trnflow:1"),
+        ):
+            if not getattr(self, name):
+                raise ValueError(f"{name} is missing, which kind sagemaker needs: set it, such as {example}")
+        if self.grace_seconds > LONGEST_GRACE:
+            raise ValueError(
+                f"grace_seconds is {self.grace_seconds:g}, and SageMaker gives 120: set it to {LONGEST_GRACE:g} or less"
+            )
+        if self.spot and self.keep_alive_minutes:
+            raise ValueError("keep_alive_minutes: SageMaker keeps no spot instance: set it to 0, or spot to false")
+        secret = next((name for name, value in self.environment.items() if variables_in(value)), None)
+        if secret and not self.secret:
+            raise ValueError(
+                f"environment.{secret} is a secret, which SageMaker would show to whoever sees the job: put it into AWS "
+                "Secrets Manager, and name that in launch.secret"
+            )
 
     def here(self) -> LaunchConfig:
         """Return the section as the job itself reads it, which runs its stages where it is."""

@@ -11,6 +11,12 @@ MARGIN_SECONDS = 60.0
 STOPPED = 75
 """The exit code of a job that was stopped with its state saved: the platform starts it again."""
 
+FAILURE_FILE = "TRNFLOW_JOB_FAILURE"
+"""The variable that names the file for the line of a job's error, on a platform that shows it."""
+
+SECRET = "TRNFLOW_JOB_SECRET"
+"""The variable that names the secret with the values of the variables that a job needs."""
+
 
 class Standing(NamedTuple):
     """How a job stands on its platform.
@@ -28,6 +34,7 @@ class Platform(Protocol):
     """Where jobs run. A ticket is the platform's own name of a job that was submitted.
 
     kind: as in `launch.kind`.
+    python: the interpreter there, unless `launch.python` names another.
     check: raises ConfigError or MachineError if no job can be submitted; costs nothing.
     submit: hands over a job (its id in the store, the command), and returns its ticket; raises as `check`.
     find: returns the ticket of a job that waits or runs, by its id in the store; None without one; raises MachineError.
@@ -38,6 +45,9 @@ class Platform(Protocol):
 
     @property
     def kind(self) -> str: ...
+
+    @property
+    def python(self) -> str: ...
 
     def check(self) -> None: ...
 

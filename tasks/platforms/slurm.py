@@ -12,12 +12,13 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from trnflow.tasks.errors import ConfigError, MachineError
 from trnflow.tasks.platforms.protocol import MARGIN_SECONDS, STOPPED, Standing
@@ -88,11 +89,12 @@ class Slurm:
     """
 
     kind: ClassVar[str] = "slurm"
+    python: ClassVar[str] = sys.executable
     home: Path
     max_hours: float
     grace_seconds: float
     retries: int
-    options: Mapping[str, str | float | bool] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
         """Raise ConfigError for what Slurm refuses, and for a partition that would let the job wait for ever."""
@@ -225,7 +227,7 @@ def check_times(max_hours: float, grace_seconds: float) -> None:
         )
 
 
-def option_error(name: str, value: str | float | bool) -> str:
+def option_error(name: str, value: Any) -> str:
     """Return why an option can't be given to sbatch; "" if it can."""
     if not re.fullmatch(r"[a-z][a-z-]+", name):
         return f"{name!r} is no long option of sbatch, such as partition"
@@ -235,6 +237,8 @@ def option_error(name: str, value: str | float | bool) -> str:
         return f"{name} is set by {by}: leave it out"
     if value is False:
         return f"{name} is false: leave it out, or set it to true for an option without a value"
+    if not isinstance(value, str | int | float):
+        return f"{name}: {value!r} is no value of an option"
     if isinstance(value, str) and not value.isprintable():
         return f"{name} holds a line break or another control character"
     return ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import time
@@ -16,7 +17,8 @@ ATTEMPT = "TRNFLOW_ATTEMPT"
 # marks the processes of all stages that a process started with its `Process.tag`
 STARTER = "TRNFLOW_STARTER"
 
-NAMELESS = ("", "localhost")
+NAMELESS = re.compile(r"|localhost|algo-\d+")
+"""Names that many machines have at a time; `algo-1` is each container of SageMaker."""
 
 # the environment of a process in the middle of an exec reads as empty
 EXEC_LOOKS, EXEC_SECONDS = 20, 0.005
@@ -45,7 +47,7 @@ class Process(NamedTuple):
         if self._is_seen_by(here):
             return not is_running(self.pid, self.start)
         # of another machine or container nothing is certain
-        return self.boot != here.boot and self.host == here.host and self.host not in NAMELESS
+        return self.boot != here.boot and self.host == here.host and not NAMELESS.fullmatch(self.host)
 
     def is_running_here(self) -> bool:
         """Return whether the process runs on this machine, in this pid namespace."""

@@ -83,6 +83,7 @@ tracking: {{enabled: false}}
 FLAGS = """
 extends: language.yaml
 train: {{engine: xla, compile: false, compile_cache: false, compiler_flags: ['--xla_gpu_cuda_data_dir={folder}']}}
+launch: {{kind: sagemaker, role: canary, image: canary, options: {{Tags: [canary]}}}}
 export: {{target: none, neuron_python: null}}
 """
 TASK = "task: canary\ndataset_path: json\ndataset_kwargs: {data_files: {test: '*.jsonl'}}\nprocess_docs: !function marks.docs\n"
