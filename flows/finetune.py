@@ -126,6 +126,11 @@ def _elsewhere(recipe: Recipe, nodes: tuple[Node, ...]) -> Elsewhere | None:
 def _remarks(recipe: Recipe, known: Known) -> Iterator[str]:
     yield from remarks_of_columns(recipe, known.of("rows"))
     yield from remarks_of_fields(recipe, known.of("texts"))
+    if recipe.launch.kind == "sagemaker" and recipe.train.device == "cuda":
+        yield (
+            "AWS does not say which GPU driver SageMaker's training hosts have: where it is too old for the image's torch, the "
+            "job ends in its first minute"
+        )
 
 
 def loading(recipe: Recipe, frozen: Artifact | None = None) -> Node:

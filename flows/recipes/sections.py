@@ -99,7 +99,7 @@ class LaunchConfig(StageConfig):
     retries: Annotated[int, Field(ge=0, le=1000)] = 3
     """How often a job starts again that was stopped with its state saved, or was killed; with kind `sagemaker` after errors
     of SageMaker's own (30 at most)."""
-    role: str | None = None
+    role: Annotated[str | None, REACHES_OUT] = None
     """With kind `sagemaker`: the ARN of the IAM role that the job takes (services/aws/role.json)."""
     image: Annotated[str | None, RUNS_CODE] = None
     """With kind `sagemaker`: the container image in ECR, with trnflow installed (services/aws/Dockerfile)."""
@@ -109,7 +109,7 @@ class LaunchConfig(StageConfig):
     keep_alive_minutes: Annotated[int, Field(ge=0, le=LONGEST_KEEP_ALIVE)] = 0
     """With kind `sagemaker`: how long the instance is kept, and paid for, after a job, in minutes: the next job of the same
     image, role and hardware, such as a sweep's next trial, starts on it."""
-    secret: str | None = None
+    secret: Annotated[str | None, REACHES_OUT] = None
     """With kind `sagemaker`: the secret of AWS Secrets Manager, by name or ARN, that holds the variables to which
     `launch.environment` refers: a JSON object, such as `{"HF_TOKEN": "..."}`."""
     options: Annotated[dict[str, Any], RUNS_CODE] = {}

@@ -281,3 +281,6 @@ def test_bad_input_costs_nothing(aws: Rehearsal, here: Shell) -> None:
     done = shell("run", "own.yaml", "launch.role=x")
     assert done.returncode == 2 and "role is of a job, and kind is local: set kind=sagemaker" in done.stderr
     assert aws.jobs() == jobs
+    assert "the job ends in its first minute" in " ".join(
+        shell("plan", "own.yaml", *ON_SAGEMAKER, "train.device=cuda").stdout.split()
+    )
