@@ -135,7 +135,10 @@ class SageMaker:
     def find(self, job: str) -> str | None:
         if not re.fullmatch("[0-9a-z]+", job):
             return None
-        return next((one["TrainingJobName"] for one in self._named(job) if one["TrainingJobStatus"] in ALIVE), None)
+        # one that stops saves its state, and the next goes on from there
+        return next(
+            (one["TrainingJobName"] for one in self._named(job) if one["TrainingJobStatus"] == "InProgress"), None
+        )
 
     def look(self, ticket: str) -> Standing:
         try:

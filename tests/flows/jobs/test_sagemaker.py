@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
+import safetensors.numpy
 
 from tests.conftest import PROJECT
 from tests.flows.jobs.test_elsewhere import LONG, actions, curve, digests, planned_of, runs
@@ -176,7 +178,7 @@ def test_the_policies_allow_what_was_asked_and_no_more(
         monkeypatch.setenv(name, value)
     SageMaker(here.environ["TRNFLOW_STORE"]).end(newest(aws))
     wait_for(lambda: nothing_is_paid_for(aws), 150)
-    here("gc", "--yes", "--grace", "0h")
+    here("gc", "--yes", "--grace", "0")
     asked: dict[str, set[str]] = {"submitter": set(), "role": set()}
     for request in aws.requests():
         asked[request["who"].lower()].add(action_of(request))
@@ -227,24 +229,62 @@ def test_an_error_there_is_this_runs_and_awss_reason(aws: Rehearsal, here: Shell
     assert "no NVIDIA GPU was found" in aws.describe(newest(aws))["FailureReason"]
 
 
+LAUNCH = f"""
+launch: {{role: "{ROLE}", python: {sys.executable}}}
+hardware: {{name: {INSTANCE}}}
+"""
+SMALL = "{hidden_size: 32, num_hidden_layers: 1, num_attention_heads: 2, intermediate_size: 64, model_type: bert}"
+
+
+def write_recipe(folder: Path, shared: Path, name: str, rows: str) -> None:
+    """A shipped recipe on rows of ours, with a small model from nothing, here and on SageMaker."""
+    model = f"model: {{source: null, config: {SMALL}, tokenizer: {shared}/assets/bert-base-uncased}}\n"
+    train = "train: {max_steps: 60, stochastic_rounding: false, dtype: float32}\nexport: {target: none}\n"
+    plain = f"extends: [{name}, base/hardware/cpu]\n{rows}\n{model}{train}"
+    (folder / "plain.yaml").write_text(f"{plain}hardware: {{name: {INSTANCE}}}\n")
+    (folder / "elsewhere.yaml").write_text(f"extends: [plain.yaml, base/launch/sagemaker]\nname: plain\n{LAUNCH}")
+
+
 @pytest.mark.nightly
-def test_book_reviews_with_a_sweep_whose_trials_are_jobs_on_one_warm_instance(aws: Rehearsal, tmp_path: Path) -> None:
-    there, alone = shell_in(aws, tmp_path / "there", "books"), Shell(tmp_path / "alone")
-    alone.folder.mkdir()
-    small = (
-        "model.config.hidden_size=32", "model.config.num_hidden_layers=1", "model.config.num_attention_heads=2",
-        "model.config.intermediate_size=64", "train.max_steps=20", "export.target=none",
-    )  # fmt: skip
-    settings = ("train.learning_rate=0.0003,0.001,0.003,0.01", "--sampler", "grid", *small)
-    write_own(alone.folder)
-    local = alone.json("sweep", "own.yaml", *settings, "train.device=cpu")
+def test_imdb_from_files_to_a_model_whose_digest_is_that_of_a_local_run(
+    aws: Rehearsal, shared: Path, tmp_path: Path
+) -> None:
+    shell = shell_in(aws, tmp_path / "here", "imdb")
+    (shell.folder / "imdb").mkdir()
+    for split in ("train", "test"):
+        rows = pandas.read_parquet(shared / f"data/imdb/{split}.parquet").sample(1000, random_state=1)
+        rows.to_parquet(shell.folder / f"imdb/{split}.parquet")
+    write_recipe(shell.folder, shared, "bert-imdb", "data: {source: imdb}")
+    done = shell.json("run", "elsewhere.yaml", "--direct")
+    alone = shell.json("run", "plain.yaml", "--direct", f"store.root={tmp_path}/store")
+    assert digests(done) == digests(alone)
+    assert actions(done)["load_data"] == "ran" and aws.jobs()[newest(aws)] == "Completed"
+    # the model comes out, for a program that is not ours
+    assert shell("get", "elsewhere.yaml", "consolidate", "model").returncode == 0
+    weights = safetensors.numpy.load_file(shell.folder / "model/model.safetensors")
+    assert weights["bert.embeddings.word_embeddings.weight"].shape == (30522, 32)
+
+
+@pytest.mark.nightly
+def test_book_reviews_with_a_sweep_whose_trials_are_jobs_on_one_warm_instance(
+    aws: Rehearsal, shared: Path, tmp_path: Path
+) -> None:
+    there = shell_in(aws, tmp_path / "there", "books")
+    rows = pandas.read_parquet(shared / "data/amazon_books/reviews.parquet").sample(600, random_state=1)
+    rows.rename(columns={"title": "review_headline", "review_text": "review_body", "rating": "star_rating"}).to_csv(
+        there.folder / "reviews.csv", index=False
+    )
+    write_recipe(there.folder, shared, "distilbert-book-reviews", "")
+    settings = ("train.learning_rate=0.0003,0.001,0.003,0.01", "--sampler", "grid")
+    local = there.json("sweep", "plain.yaml", *settings, f"store.root={tmp_path}/store")
     jobs = len(aws.jobs())
-    done = there.json("sweep", "own.yaml", *settings, *ON_SAGEMAKER, "launch.keep_alive_minutes=10")
+    done = there.json("sweep", "elsewhere.yaml", *settings, "launch.keep_alive_minutes=10")
     assert [trial["value"] for trial in done["trials"]] == [trial["value"] for trial in local["trials"]]
     assert done["best"]["settings"] == local["best"]["settings"]
     names = list(aws.jobs())[: len(aws.jobs()) - jobs]
     pools = [aws.describe(name)["WarmPoolStatus"]["Status"] for name in names]
-    assert len(names) == 4 and pools == ["Available", "Reused", "Reused", "Reused"]
+    # the trials, and the best one's test
+    assert len(names) == 5 and pools == ["Available", *["Reused"] * 4]
     aws.rehearse("tick", seconds=120)
     assert there.json("jobs")["pools"] == [{"ticket": names[0], "instance": INSTANCE, "seconds": 120.0}]
 
