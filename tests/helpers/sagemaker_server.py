@@ -9,6 +9,7 @@ A container shares this machine's network and disk, but for /opt/ml and /tmp/trn
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -36,7 +37,8 @@ MOUNTS = ("/opt/ml", "/tmp/trnflow")
 GROUP = "/aws/sagemaker/TrainingJobs"
 START = """\
 mount --make-rprivate / && mount -t proc proc /proc && mount --bind "$1" /opt/ml && mount --bind "$2" /tmp/trnflow || exit 99
-shift 2
+mount --bind "$3" /etc/hosts && hostname algo-1 || exit 99
+shift 3
 exec "$@"
 """
 LOCK = threading.Lock()
@@ -141,9 +143,20 @@ class Container:
         volume = self.rehearsal.folder / "volumes" / f"{self.job.training_job_name}-{time.monotonic_ns()}"
         for name in ("ml/output/data", "ml/model", "ml/input/config", "home"):
             (volume / name).mkdir(parents=True)
-        (volume / "ml/input/config/resourceconfig.json").write_text(
-            json.dumps({"current_host": "algo-1", "hosts": ["algo-1"], "network_interface_name": "eth0"})
-        )
+        instance = self.job.resource_config["InstanceType"]
+        group = {"instance_group_name": "homogeneousCluster", "instance_type": instance, "hosts": ["algo-1"]}
+        resources = {
+            "current_host": "algo-1", "current_instance_type": instance, "current_group_name": "homogeneousCluster",
+            "hosts": ["algo-1"], "instance_groups": [group], "network_interface_name": "eth0",
+        }  # fmt: skip
+        documents = {
+            "resourceconfig": resources,
+            "inputdataconfig": {},
+            "hyperparameters": self.job.hyper_parameters or {},
+        }
+        for name, document in documents.items():
+            (volume / f"ml/input/config/{name}.json").write_text(json.dumps(document))
+        (volume / "hosts").write_text("127.0.0.1 localhost algo-1\n")
         algorithm = self.job.algorithm_specification
         command = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
         environ = {
@@ -151,10 +164,10 @@ class Container:
             "AWS_ENDPOINT_URL": self.rehearsal.url, "AWS_ACCESS_KEY_ID": "ROLE", "AWS_SECRET_ACCESS_KEY": "role",
             "TRAINING_JOB_NAME": self.job.training_job_name, **self.environment,
         }  # fmt: skip
-        space = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", START, "sh"]
+        space = ["unshare", "--mount", "--pid", "--uts", "--fork", "--kill-child", "sh", "-c", START, "sh"]
         with self.output.open("ab") as output:
             self.process = subprocess.Popen(
-                [*space, str(volume / "ml"), str(volume / "home"), *command],
+                [*space, str(volume / "ml"), str(volume / "home"), str(volume / "hosts"), *command],
                 env=environ, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd="/", start_new_session=True,
             )  # fmt: skip
         if not self.is_stopped:
@@ -270,7 +283,7 @@ class Recorder:
             }  # fmt: skip
             if service == "sagemaker":
                 body = environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
-                environ["wsgi.input"] = __import__("io").BytesIO(body)
+                environ["wsgi.input"] = io.BytesIO(body)
                 line["body"] = json.loads(body or b"{}")
             self.file.write(json.dumps(line) + "\n")
         return self.application(environ, start_response)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
+
+import pytest
 
 from tests.helpers.waiting import wait_for
 from trnflow.tasks.system.process import Process, how_ended, is_running, process_of, read_tag, this_process
@@ -34,6 +37,12 @@ def test_of_a_machine_that_restarted_all_are_dead_and_of_others_nothing_is_known
     for other in (here._replace(boot="theirs", host="their machine"), Process("", "theirs", here.space, 1, 1)):
         assert not other.is_dead() and not other.is_running_here()
     assert not here._replace(space="a container's").is_dead()
+
+
+def test_a_name_that_many_machines_have_tells_nothing_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, is_dead in (("algo-1", False), ("localhost", False), ("", False), ("algo-one", True)):
+        monkeypatch.setattr(socket, "gethostname", lambda name=name: name)
+        assert this_process()._replace(boot="another instance's").is_dead() is is_dead
 
 
 def test_how_a_process_ended() -> None:

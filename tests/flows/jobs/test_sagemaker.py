@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -276,7 +277,8 @@ def test_book_reviews_with_a_sweep_whose_trials_are_jobs_on_one_warm_instance(
     )
     write_recipe(there.folder, shared, "distilbert-book-reviews", "")
     settings = ("train.learning_rate=0.0003,0.001,0.003,0.01", "--sampler", "grid")
-    local = there.json("sweep", "plain.yaml", *settings, f"store.root={tmp_path}/store")
+    alone = Shell(shutil.copytree(there.folder, tmp_path / "alone"))
+    local = alone.json("sweep", "plain.yaml", *settings)
     jobs = len(aws.jobs())
     done = there.json("sweep", "elsewhere.yaml", *settings, "launch.keep_alive_minutes=10")
     assert [trial["value"] for trial in done["trials"]] == [trial["value"] for trial in local["trials"]]
