@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,15 @@ from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.stores import new_store
 from tests.helpers.waiting import wait_for
+from tests.launch.processes import gone, marked
 from trnflow.flows.jobs.listing import runs_of
 from trnflow.flows.jobs.order import order_file, parse_uri
 from trnflow.flows.jobs.work import CODE_OF
 from trnflow.tasks.errors import Interrupted
+from trnflow.tasks.events import follow
+from trnflow.tasks.events.retention import log_file
 from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.platforms.protocol import STOPPED
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.mark import Policy
@@ -127,8 +134,24 @@ def test_a_job_that_is_stopped_goes_on_to_the_same_bits(here: Shell, there: Shel
     assert here.json("jobs")["jobs"][0]["state"] == "stopped"
     stopped = result_of(there, uri)
     assert stopped["outcome"] == "stopped" and stopped["error"]["type"] == "Interrupted"
+    # a platform's preemption may signal every process of a job, and again
+    there.environ["JOB_OF_TEST"] = f"{tmp_path}"
+    work = there.start("job", uri, stderr=subprocess.PIPE)
+    second = wait_for(lambda: runs_of(store, job)[1:])[0]
+    wait_for(log_file(store.home, second).exists)
+    wait_for(lambda: {"metrics"} & {event["event"] for event in follow(log_file(store.home, second), 0)[0]})
+    pids = marked(f"JOB_OF_TEST={tmp_path}")
+    assert len(pids) >= 4, "job, warm parent, guard, worker"
+    for _ in range(2):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(0.3)
+    _, said = work.communicate(timeout=120)
+    assert work.returncode == STOPPED and "training was stopped at step" in said and "its state is" not in said
+    assert gone(pids)
     assert there("job", uri).returncode == 0
-    assert len(runs_of(store, job)) == 2 and here.json("jobs")["jobs"][0]["state"] == "completed"
+    assert len(runs_of(store, job)) == 3 and here.json("jobs")["jobs"][0]["state"] == "completed"
     alone = shell_in(tmp_path / "alone", tmp_path / "other")
     write_own(alone.folder)
     wanted = stages_of(alone.json("run", "own.yaml", "--direct", *steps))
