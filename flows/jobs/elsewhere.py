@@ -11,7 +11,7 @@ from trnflow.flows.jobs.carry import Carried
 from trnflow.flows.jobs.following import AGAIN, FollowedJob, ended_stages
 from trnflow.flows.jobs.listing import read_document, runs_of
 from trnflow.flows.jobs.machines import Machines, machine_of
-from trnflow.flows.jobs.order import JobUri, carried_for, order_anew, result_file, write_order
+from trnflow.flows.jobs.order import JobUri, carried_for, keep_order, order_anew, result_file, write_order
 from trnflow.flows.jobs.platforms import platform_of
 from trnflow.flows.jobs.submitted import submissions_of, write_submission
 from trnflow.flows.recipes.recipe import Recipe
@@ -158,6 +158,8 @@ class Elsewhere:
         try:
             ticket = platform.submit(uri.id, command)
             submission = write_submission(store, uri.id, platform.kind, ticket, earlier)
+            # from now on gc keeps the job; it may have begun to collect an old one
+            keep_order(store, uri)
         except BaseException:
             # the platform may have taken it all the same
             with contextlib.suppress(MachineError):
