@@ -100,6 +100,7 @@ def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(
     run.wait()
     run = here.start(*command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     wait_for(lambda: len(runs(here)) > 1 and curve(here, runs(here)[-1]), 120)
+    assert len(cluster.of_jobs()) >= 5, "script, job, warm parent, guard, worker"
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=120)
     assert run.returncode == 130 and "training was stopped at step" in said, said
@@ -107,11 +108,32 @@ def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(
     joined = curve(here, runs(here)[-1])
     assert joined == sorted(set(joined)) and joined[0] <= 10, "all of its events, each once"
     wait_for(lambda: not cluster.run("squeue", "-h").strip(), 30)
+    wait_for(lambda: not cluster.of_jobs(), 10)
     assert [job["state"] for job in here.json("jobs")["jobs"]] == ["stopped"]
     done = here.json(*command)
     assert digests(done)["train"] == wanted[LONG]["train"]
     steps = curve(here, done["run"])
     assert steps == sorted(set(steps)) and steps[0] > joined[-2] and steps[-1] == 3000, "it went on"
+
+
+@pytest.mark.nightly
+def test_scancel_saves_the_state_and_leaves_nothing_running(
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
+    """It sends SIGTERM to each process of the job, and SIGKILL after KillWait."""
+    command = ("run", "own.yaml", "--direct", *ON_SLURM, *LONG)
+    run = here.start(*command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    wait_for(lambda: any(curve(here, name) for name in runs(here)), 120)
+    assert len(cluster.of_jobs()) >= 5, "script, job, warm parent, guard, worker"
+    cluster.run("scancel", cluster.run("squeue", "-h", "-o", "%i").strip())
+    _, said = run.communicate(timeout=240)
+    assert run.returncode == 130 and "training was stopped at step" in said and "its state is" not in said, said
+    wait_for(lambda: not cluster.of_jobs(), 30)
+    assert not cluster.run("squeue", "-h").strip(), "it does not start again"
+    reached = curve(here, runs(here)[-1])
+    done = here.json(*command)
+    assert digests(done)["train"] == wanted[LONG]["train"]
+    assert curve(here, done["run"])[0] > reached[-2], "no step was lost"
 
 
 def tickets(cluster: Slurm) -> set[str]:

@@ -102,6 +102,8 @@ def test_one_recipe_here_and_as_a_job_is_one_digest(here: Shell, there: Shell, t
     }
     assert made["train"][0] == "ran" and made["load_data"][0] == "hit"
     again = stages_of(here.json("run", "own.yaml", "--direct"))
+    (job,) = {listed["job"] for listed in here.json("runs")["runs"]} - {None}
+    assert job == parse_uri(uri).id and here("runs").stdout.count(f"  job {job}; ") == 1, "one line is marked"
     assert {action for action, _ in again.values()} == {"hit"} and again["evaluate_model"] == (
         "hit",
         wanted["evaluate_model"][1],
