@@ -277,6 +277,8 @@ FAULTS = [
           "    if until in before:\n", "    if False:\n", "flows/jobs/test_job.py"),
     Fault("gc: a job that was stopped loses what it needs", "tasks/store/garbage/mark.py",
           'if result.get("outcome") != "completed":', 'if not result.get("outcome"):', "flows/jobs/test_job.py"),
+    Fault("jobs: nobody hears of a job that fell silent", "flows/jobs/following.py",
+          "if self._is_silent and not was_silent:", "if False:", "flows/jobs/test_following.py"),
     Fault("gc: a job goes though its run is kept", "tasks/store/garbage/mark.py",
           "if result and not has_run and not", "if result and not", "flows/jobs/test_job.py"),
     Fault("gc: a new submission does not keep an old job", "tasks/store/garbage/mark.py",
