@@ -134,6 +134,10 @@ class Interrupted(TrnflowError):
     exit_code = 130
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: the work ends as after Ctrl-C, but a repeated one is no wish to leave without saving."""
+
+
 def is_interruption(error: BaseException | None) -> bool:
     """Return whether Ctrl-C, SIGTERM or Prefect's TerminationSignal ended the work."""
     # Prefect's TerminationSignal is a BaseException, as KeyboardInterrupt is

@@ -117,7 +117,7 @@ def test_git_and_the_image_leave_out_the_files_that_hold_secrets() -> None:
 
 
 def test_a_stop_of_the_worker_signals_no_training() -> None:
-    """A guard that gets SIGTERM twice, from systemd and as the flow ends, kills its training before the state is saved."""
+    """Signalled with the worker, flow runs that could go on would end with it."""
     unit = dict(entries("trnflow-worker"))
     assert (unit["KillMode"], unit["OOMPolicy"]) == ("process", "continue")
     assert float(unit["TimeoutStopSec"]) > LaunchConfig().grace_seconds

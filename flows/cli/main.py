@@ -22,7 +22,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
-from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError, unexpected
+from trnflow.tasks.errors import ConfigError, Interrupted, Terminated, TrnflowError, unexpected
 from trnflow.tasks.launch.memory_watch import watch_memory
 from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
@@ -128,7 +128,9 @@ def fail(error: TrnflowError, options: argparse.Namespace) -> int:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+    # a platform may signal all processes of a run, some of them twice; SIG_IGN would be inherited by child processes
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    raise Terminated
 
 
 def _separated(arguments: list[str]) -> tuple[list[str], list[str], list[str]]:

@@ -12,6 +12,7 @@ from trnflow.flows.display import report
 from trnflow.flows.finetune import KINDS
 from trnflow.flows.recipes.names import model_name
 from trnflow.flows.runner.metadata_check import metadata_fault
+from trnflow.flows.runner.work_folders import clear_jobs
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.store import Store, made_store
@@ -89,6 +90,8 @@ def gc(options: Namespace) -> int:
     store = made_store(options.store)
     policy = Policy(options.keep_last, options.keep_days, options.grace)
     result = collect(store.backend, policy, yes=options.yes)
+    if options.yes:
+        clear_jobs(store.home)
     rows = [("", "", "files", "MB")]
     parts = (("kept for", result.kept), ("to the trash", result.swept), ("for good", result.purged))
     for part, tally in parts:

@@ -4,19 +4,21 @@ its results."""
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 
 from trnflow.flows.jobs.carry import Carried
 from trnflow.flows.jobs.following import AGAIN, FollowedJob, ended_stages
 from trnflow.flows.jobs.listing import read_document, runs_of
 from trnflow.flows.jobs.machines import Machines, machine_of
-from trnflow.flows.jobs.order import JobUri, carried_for, order_anew, result_file, write_order
+from trnflow.flows.jobs.order import JobUri, carried_for, keep_order, order_anew, result_file, write_order
 from trnflow.flows.jobs.platforms import platform_of
 from trnflow.flows.jobs.submitted import submissions_of, write_submission
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import RunContext
 from trnflow.flows.runner.graph import named_stage
 from trnflow.flows.runner.plan import Options, Plan, Step
+from trnflow.flows.runner.run import Around
 from trnflow.flows.runner.run_log import say, write_step
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Meta
@@ -65,8 +67,10 @@ class Elsewhere:
         has_ended = self._result_of(context, uri) is not None
         return uri, None if has_ended else self._submitted(context, uri)["ticket"]
 
-    def make(self, step: Step, plan: Plan, context: RunContext, options: Options) -> Stored:
+    def make(self, step: Step, plan: Plan, context: RunContext, options: Options, around: Around) -> Stored:
         """Return the result of a step once the job has ended it; meanwhile, its events go into the run's log.
+
+        around: goes around the steps for which nothing waits, too, such as precompile.
 
         Raises:
             Interrupted: The job was stopped, by Ctrl-C here or by somebody there.
@@ -79,7 +83,7 @@ class Elsewhere:
         try:
             while step.name not in job.ended:
                 job.look(step.name)
-                self._settle_deferred(job, step, plan, context)
+                self._settle_deferred(job, step, plan, context, around)
                 if step.name not in job.ended:
                     if (fault := job.fault(step.name)) is not None:
                         raise fault
@@ -93,7 +97,7 @@ class Elsewhere:
             raise
         if step.name in (plan.until(options)[-1].name, self.stages[-1]):
             context.notes += job.last_notes(step.name)
-            self._settle_deferred(job, step, plan, context)
+            self._settle_deferred(job, step, plan, context, around)
         stored = self._take(step, job, context)
         if stored is None:
             raise MachineError(f"job {job.id} skipped {step.name}", AGAIN)
@@ -157,6 +161,8 @@ class Elsewhere:
         try:
             ticket = platform.submit(uri.id, command)
             submission = write_submission(store, uri.id, platform.kind, ticket, earlier)
+            # from now on gc keeps the job; it may have begun to collect an old one
+            keep_order(store, uri)
         except BaseException:
             # the platform may have taken it all the same
             with contextlib.suppress(MachineError):
@@ -177,14 +183,16 @@ class Elsewhere:
             return None
         return result if is_whole else None
 
-    def _settle_deferred(self, job: FollowedJob, awaited: Step, plan: Plan, context: RunContext) -> None:
+    def _settle_deferred(
+        self, job: FollowedJob, awaited: Step, plan: Plan, context: RunContext, around: Around
+    ) -> None:
         """Settle the steps for which nothing waits, once they have ended there."""
         for name in plan.graph.deferred.intersection(job.ended) - {awaited.name}:
             step = plan.steps[name]
             if not step.settled:
                 plan.bind(step)
                 if (stored := self._take(step, job, context)) is not None:
-                    step.take(stored)
+                    step.take(around(step, functools.partial(_same, stored)))
                 else:
                     step.action, step.why, step.artifact, step.seconds = "skip", job.ended[name]["why"], None, 0.0
                 step.settled = True
@@ -210,6 +218,10 @@ class Elsewhere:
         except KeyboardInterrupt:
             raise Interrupted(f"job {job.id} goes on stopping", f"`trnflow jobs {job.id}` says when it has") from None
         job.end()
+
+
+def _same(stored: Stored) -> Stored:
+    return stored
 
 
 def _is_lost(ended: RecordedStage, context: RunContext) -> bool:

@@ -60,7 +60,7 @@ class FollowedJob:
         self._standing, self._asked = Standing("unknown", ""), -ASK_SECONDS
         self._gone: float | None = None
         self._answered = time.monotonic()
-        self._is_to_stop = False
+        self._is_to_stop = self._is_silent = False
 
     def look(self, stage: str) -> None:
         """Take what the job has reported since the last look. stage: the one that is waited for. Raises StoreError if the store
@@ -126,6 +126,7 @@ class FollowedJob:
             )
         if standing.state != "ended":
             self._gone = None
+            self._note_silence(stage, standing)
             return None
         return self._gone_without_result(standing)
 
@@ -199,6 +200,15 @@ class FollowedJob:
                 holder = f"{self._platform.kind} {self._submission['ticket']}{why}"
                 self._log.write("waits", stage=stage, holder=holder)
         return self._standing
+
+    def _note_silence(self, stage: str, standing: Standing) -> None:
+        """Say once that a platform runs a job that has not reported anything for SILENT_SECONDS."""
+        was_silent, copy = self._is_silent, self._copy
+        self._is_silent = standing.state == "running" and copy is not None and copy.is_silent
+        if self._is_silent and not was_silent:
+            holder = f"{self._platform.kind} {self._submission['ticket']}"
+            text = f"job {self.id} has given no sign of life for {SILENT_SECONDS / 60:g} minutes, and {holder} says that it runs"
+            say(self._log, stage, f"{text}: its machine may have died (docs/machines.md)")
 
     def _error(self, document: Any) -> TrnflowError:
         """Return the error of a job. What one says of the home or a blob there is no matter for the run here."""

@@ -86,6 +86,12 @@ def runs_of(store: Store, job: str) -> list[str]:
     return sorted(name.rpartition("/")[2] for name in store.backend.names(f"jobs/{job}/runs"))
 
 
+def jobs_by_run(store: Store) -> dict[str, str]:
+    """Return {run: the job that it belongs to}. Raises StoreError."""
+    parts = (name.split("/") for name in store.backend.names("jobs"))
+    return {part[3]: part[1] for part in parts if part[2:3] == ["runs"]}
+
+
 def seconds_since(time: str) -> float:
     """Return the seconds since a time of `clock.now`; inf for another text."""
     try:

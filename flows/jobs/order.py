@@ -20,6 +20,7 @@ from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.keys.key_document import stage_closure
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.garbage.trash import absent, bring_back
 from trnflow.tasks.system.json_objects import misfit, read_object
 from trnflow.tasks.system.redaction import hide_secrets
 
@@ -151,6 +152,12 @@ def write_order(
 def order_anew(store: Store, uri: JobUri) -> None:
     """Let a job that is ordered once more be done again: gc keeps for it what it names."""
     store.backend.remove(result_file(uri.id))
+    keep_order(store, uri)
+
+
+def keep_order(store: Store, uri: JobUri) -> None:
+    """Bring back the order of a job that gc has begun to collect since it was ordered once more."""
+    bring_back(store.backend, absent(store.backend, [order_file(uri.id)]))
 
 
 def read_order(store: Store, uri: JobUri) -> Order:

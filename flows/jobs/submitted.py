@@ -17,9 +17,10 @@ from trnflow.tasks.system.clock import now
 def submissions_of(store: Store, job: str) -> list[JobSubmission]:
     """Return a job's submissions, the oldest first, without damaged ones. Raises StoreError."""
     found = []
-    for number in range(len(store.backend.names(f"jobs/{job}/submitted"))):
+    names = store.backend.names(f"jobs/{job}/submitted")
+    # the first ones may be in gc's trash
+    for name in sorted(names, key=lambda name: (len(name), name)):
         with contextlib.suppress(FileNotFoundError, ValueError):
-            name = _file(job, number)
             found.append(cast(JobSubmission, checked_document(name, store.backend.read(name))))
     return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -27,7 +28,7 @@ from trnflow.flows.runner.context import RunContext, context_of
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Given, Options
 from trnflow.flows.runner.run import Result, run
-from trnflow.flows.runner.work_folders import open_home
+from trnflow.flows.runner.work_folders import clear_jobs, job_folders, open_home
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError, ConfigError, Interrupted, MachineError, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog, Reader
@@ -85,6 +86,9 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
     except TrnflowError as error:
         result = Result(context.run, error=scrubbed(error))
     _end(store, uri, result)
+    # one that was stopped starts again; this process may still import modules from there
+    if asked.is_set() or not isinstance(result.error, Interrupted):
+        atexit.register(clear_jobs, store.home, is_over=True)
     return result, asked.is_set()
 
 
@@ -135,20 +139,20 @@ def _laid_out(store: Store, digest: str, kind: str) -> Path:
     artifact = store.artifact(digest)
     if artifact.kind != kind:
         raise CodeError(f"{digest[:19]} in the store is no {kind}: {artifact.kind}", "order the job anew")
-    folder = store.home / "jobs" / digest.removeprefix("sha256:")[:FOLDER_DIGITS]
-    if folder.exists():
-        return folder
-    # whole or not there: another process of this home may run the same job
-    aside = folder.with_name(f"{folder.name}.{os.getpid()}")
-    weights = [file for file in artifact.files if file.path.startswith(MODELS)]
-    store.copy_files(replace(artifact, files=tuple(file for file in artifact.files if file not in weights)), aside)
-    store.link_files(replace(artifact, files=tuple(weights)), aside)
-    if kind == CODE:
-        unpack_code(aside / ARCHIVE, aside)
-    with contextlib.suppress(OSError):  # it came first
+    with job_folders(store.home) as base:
+        folder = base / digest.removeprefix("sha256:")[:FOLDER_DIGITS]
+        if folder.exists():
+            return folder
+        # whole or not there, also if this process is killed
+        aside = folder.with_name(f"{folder.name}.{os.getpid()}")
+        shutil.rmtree(aside, ignore_errors=True)
+        weights = [file for file in artifact.files if file.path.startswith(MODELS)]
+        store.copy_files(replace(artifact, files=tuple(file for file in artifact.files if file not in weights)), aside)
+        store.link_files(replace(artifact, files=tuple(weights)), aside)
+        if kind == CODE:
+            unpack_code(aside / ARCHIVE, aside)
         aside.rename(folder)
-    shutil.rmtree(aside, ignore_errors=True)
-    return folder
+        return folder
 
 
 def _take_code(store: Store, order: Order, uri: JobUri) -> None:

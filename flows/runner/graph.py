@@ -83,7 +83,7 @@ class Elsewhere(Protocol):
 
     stages: their names, in order.
     check: (`RunContext`) raises a TrnflowError before anything runs if the job can't be made.
-    make: (`Step`, `Plan`, `RunContext`, `Options`) returns the result (`Stored`) of a step once the job has ended it.
+    make: (`Step`, `Plan`, `RunContext`, `Options`, `Around`) returns the result (`Stored`) of a step once the job has ended it.
     submit: (`Plan`, `RunContext`, `Options`) returns what names the job, and the platform's ticket.
     document: returns a stage's key document as it is there; None if that is not known.
     """
@@ -92,7 +92,7 @@ class Elsewhere(Protocol):
 
     def check(self, context: Any) -> None: ...
 
-    def make(self, step: Any, plan: Any, context: Any, options: Any) -> Any: ...
+    def make(self, step: Any, plan: Any, context: Any, options: Any, around: Any) -> Any: ...
 
     def submit(self, plan: Any, context: Any, options: Any) -> tuple[Any, str | None]: ...
 

@@ -133,7 +133,7 @@ def _settle_all(plan: Plan, context: RunContext, options: Options, around: Aroun
 
     def make_elsewhere(step: Step) -> Stored:
         assert elsewhere is not None
-        made: Stored = elsewhere.make(step, plan, context, options)
+        made: Stored = elsewhere.make(step, plan, context, options, around)
         return made
 
     if due := plan.due(options):  # else no process starts

@@ -1,10 +1,12 @@
-"""The folders that attempts work in: `<home>/work/<process>~<attempt>`. An attempt removes its folder; that of a killed
-one goes with the next run."""
+"""The folders that attempts work in, `<home>/work/<process>~<attempt>`, and what jobs lay out in `<home>/jobs`. An attempt
+removes its folder, the last job those of all; what killed ones left goes with the next run."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
+import os
 import shutil
 import sys
 from collections.abc import Iterator
@@ -16,7 +18,10 @@ from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.home import home_folder, workfolder
 from trnflow.tasks.system.private_files import make_home
-from trnflow.tasks.system.process import lives_on, read_tag
+from trnflow.tasks.system.process import lives_on, read_tag, this_process
+
+USER = ".user"
+"""The end of the name of the file that says which process uses the folders of jobs."""
 
 
 def open_home() -> Path:
@@ -69,6 +74,40 @@ def attempt_log(home: Path, run: str, attempt: str) -> Path:
     return folder / f"{attempt}.log"
 
 
+@contextlib.contextmanager
+def job_folders(home: Path) -> Iterator[Path]:
+    """Yield the folder of what jobs lay out in a home; the context's end keeps it for this process, until `clear_jobs`."""
+    base = home / "jobs"
+    base.mkdir(exist_ok=True)
+    with _locked(base, fcntl.LOCK_EX):
+        # a process that starts itself again stays the same
+        (base / f"{this_process().tag}{USER}").touch()
+        yield base
+
+
+def clear_jobs(home: Path, *, is_over: bool = False) -> None:
+    """Remove what jobs laid out in a home, unless one of them runs. is_over: this process needs nothing of it any more."""
+    base = home / "jobs"
+    with contextlib.suppress(OSError), _locked(base, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        for user in base.glob(f"*{USER}"):
+            process = read_tag(user.name.removesuffix(USER))
+            if process is None or process.is_dead() or (is_over and process == this_process()):
+                user.unlink()
+        # not the folder itself: others wait for its lock
+        for left in () if any(base.glob(f"*{USER}")) else base.iterdir():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
+
+
 def data_folders(store: Store) -> list[Path]:
     """Return the folders in which a stage may read any file, because they hold data and no code."""
     root, home = Path(local_path(store.root) or store.home), store.home
@@ -76,8 +115,9 @@ def data_folders(store: Store) -> list[Path]:
 
 
 def clean(store: Store) -> None:
-    """Remove the work folders and leases that killed runs left behind. Costs two listings if there are none."""
+    """Remove the folders and leases that killed runs left behind. Costs three listings if there are none."""
     clear(store.home / "work")
+    clear_jobs(store.home)
     store.sweep_leases()
 
 

@@ -28,6 +28,9 @@ LOOK_MS = 100  # between two looks at the memory: the fastest stage gains half a
 CHILDREN_SECONDS = 1.0
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOP = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+"""Each lets the worker save its state; repeated, they change nothing."""
+LEAVE = signal.SIGUSR2
+"""Kills the worker at once. Only a second Ctrl-C sends it: a platform may send those of STOP to every process, and twice."""
 
 
 def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int:
@@ -110,17 +113,19 @@ def _watch(held: Held, memory: int, parent: int, wake: int, grace: float) -> int
         ready = {number for number, _ in poll.poll(LOOK_MS)}
         if held.measure() > memory:
             _signal(worker, signal.SIGKILL)
-        orders = _drain(wake) & STOP if wake in ready else set()
+        orders = _drain(wake) if wake in ready else set()
         if LIFELINE in ready:
             poll.unregister(LIFELINE)
         status = _reap(worker)
         if status is not None:
             return status
-        if not deadline and (orders or LIFELINE in ready or os.getppid() != parent):
+        if LEAVE in orders:
+            _signal(worker, signal.SIGKILL)
+        elif not deadline and (orders & STOP or LIFELINE in ready or os.getppid() != parent):
             deadline = time.monotonic() + grace
             _signal(worker, signal.SIGTERM)
             _signal(worker, signal.SIGCONT)  # a suspended process does not handle SIGTERM
-        elif deadline and (orders or time.monotonic() > deadline):
+        elif deadline and time.monotonic() > deadline:
             _signal(worker, signal.SIGKILL)
 
 
@@ -264,7 +269,7 @@ def _wake_on_signals() -> tuple[int, int]:
     os.set_blocking(read, False)
     os.set_blocking(write, False)
     signal.set_wakeup_fd(write, warn_on_full_buffer=False)
-    for number in (*STOP, signal.SIGCHLD):
+    for number in (*STOP, LEAVE, signal.SIGCHLD):
         signal.signal(number, lambda *_: None)
     return read, write
 

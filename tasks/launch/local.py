@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import Interrupted, MachineError, ProcessFailed, TrnflowError, from_json
+from trnflow.tasks.errors import Interrupted, MachineError, ProcessFailed, Terminated, TrnflowError, from_json
 from trnflow.tasks.launch import guard as guard_module
 from trnflow.tasks.launch.call import Call
 from trnflow.tasks.launch.memory import memory_limit, shown, takes_less
@@ -51,9 +51,9 @@ def run_call(call: Call, emit: Emit) -> Meta:
     with Guarded(call) as guarded:
         try:
             guarded.follow(emit)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             guarded.interrupt()
-            guarded.drain(emit)
+            guarded.drain(emit, is_pressed=not isinstance(error, Terminated))
         # `emit`, too, may raise: the stage is stopped first
         except BaseException:
             guarded.interrupt()
@@ -121,11 +121,15 @@ class Guarded:
                 os.killpg(self._worker, signal.SIGKILL)
 
     def interrupt(self) -> None:
-        """Let the guard send SIGTERM to the stage; a second call kills it. A stage that does not save has
-        STOP_SECONDS."""
+        """Let the guard send SIGTERM to the stage. A stage that does not save has STOP_SECONDS."""
         self._interrupted = True
         self._deadline = math.inf if self._saves else time.monotonic() + STOP_SECONDS
-        self._guard.terminate()
+        self._guard.send_signal(signal.SIGTERM)
+
+    def leave(self) -> None:
+        """Let the guard kill the stage."""
+        self._interrupted, self._deadline = True, math.inf
+        self._guard.send_signal(guard_module.LEAVE)
 
     def follow(self, emit: Emit) -> None:
         """Pass the stage's events to `emit` until stage and guard have ended."""
@@ -140,13 +144,17 @@ class Guarded:
             elif event is not None:
                 emit(event)
 
-    def drain(self, emit: Emit) -> None:
-        """Pass events on until stage and guard have ended; Ctrl-C sends the stage another signal."""
+    def drain(self, emit: Emit, *, is_pressed: bool = False) -> None:
+        """Pass events on until stage and guard have ended; a second Ctrl-C kills the stage. is_pressed: after the first."""
         while True:
             try:
                 return self.follow(emit)
+            except Terminated:
+                continue
             except KeyboardInterrupt:
-                self.interrupt()
+                if is_pressed:
+                    self.leave()
+                is_pressed = True
 
     def result(self) -> Meta:
         """Return the metadata of the ended stage.
@@ -176,7 +184,10 @@ class Guarded:
                 ended = self._guard.poll() is not None
                 if time.monotonic() > self._deadline:
                     self._is_late = self._is_late or not self._interrupted
-                    self.interrupt()
+                    if self._interrupted:
+                        self.leave()
+                    else:
+                        self.interrupt()
                 # with a timeout, so that an exception sent to this thread is raised soon
                 chunk = self._read() if ended or selector.select(0.2) else None
                 if chunk == b"" or (ended and not chunk):

@@ -127,7 +127,7 @@ def _guard(request: StageRequest, descriptors: list[int]) -> None:
 
 def _work(request: StageRequest) -> None:
     """Run the worker, in the forked process, set up as a new interpreter would be."""
-    for number in (*guard.STOP, signal.SIGCHLD):
+    for number in (*guard.STOP, guard.LEAVE, signal.SIGCHLD):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.chdir(request["folder"])

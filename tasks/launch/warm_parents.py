@@ -83,9 +83,9 @@ class ForkedGuard:
             pass
         return 0
 
-    def terminate(self) -> None:
+    def send_signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(self._pidfd, signal.SIGTERM)
+            signal.pidfd_send_signal(self._pidfd, number)
 
     def __del__(self) -> None:
         os.close(self._pidfd)

@@ -44,8 +44,7 @@ KEPT = frozenset({"SLURM_CONF", "SLURM_JWT"})
 WAITING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "STOPPED", "SUSPENDED", "RESIZING"})
 
-# No `srun`: the signal would reach each process of the step, a stage's guard and its worker too, and training takes a second
-# SIGTERM for the wish to leave without saving. Shell and job are on one node.
+# No `srun`: shell and job are on one node. The shell alone gets Slurm's signal, and passes it on.
 # `scontrol requeue` would bring back a job that is being cancelled: it is not RUNNING.
 SCRIPT = """\
 #!/bin/bash

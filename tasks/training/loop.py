@@ -333,17 +333,19 @@ class Run:
 
 @contextmanager
 def stop_signals() -> Iterator[list[int]]:
-    """Collect SIGTERM and SIGINT in the yielded list, so that training can save. A second one raises Interrupted."""
+    """Collect SIGTERM and SIGINT in the yielded list, so that training can save. A second SIGINT raises Interrupted."""
     caught: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         caught.append(number)
-        if len(caught) > 1:
+        # a platform that signals every process sends SIGTERM, and so does the guard that got it, too
+        if caught.count(signal.SIGINT) > 1:
             raise Interrupted("training was stopped twice, and did not save", "run the same command again")
 
     old: dict[int, Any] = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield caught
     finally:
-        for number, handler in old.items():
+        # a repeated signal does not hide what the first one led to
+        for number, handler in ({} if caught else old).items():
             signal.signal(number, handler)

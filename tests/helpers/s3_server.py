@@ -6,6 +6,7 @@ import atexit
 import functools
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import tempfile
 import time
 import urllib.request
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,6 +23,8 @@ import pytest
 from tests.measuring import once_a_session
 
 _LOG = tempfile.NamedTemporaryFile(prefix="trnflow-s3-", suffix=".log")  # noqa: SIM115 - open as long as this process lives
+
+_SERVER: list[subprocess.Popen[bytes]] = []
 
 
 @pytest.fixture(scope="session")
@@ -54,6 +59,16 @@ def requests(bucket: str) -> list[str]:
     return re.findall(rf'"([A-Z]+ /{bucket}\S*) HTTP/1\.1" ', Path(_LOG.name).read_text())
 
 
+@contextmanager
+def halted() -> Iterator[None]:
+    """Let the server answer nothing until the context's end; what clients have sent by then, it handles."""
+    _SERVER[0].send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        _SERVER[0].send_signal(signal.SIGCONT)
+
+
 @functools.cache
 def start_server() -> str:
     """Start the server, once a process, and set its variables. Return its URL."""
@@ -68,6 +83,7 @@ def start_server() -> str:
             stderr=_LOG,
         )
     atexit.register(process.kill)
+    _SERVER.append(process)
     os.environ |= {
         "AWS_ACCESS_KEY_ID": "testing", "AWS_SECRET_ACCESS_KEY": "testing", "AWS_ENDPOINT_URL": url,
         "AWS_DEFAULT_REGION": "us-east-1",

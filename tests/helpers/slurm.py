@@ -138,6 +138,10 @@ class Slurm:
             if mark in _environ(pid).split(b"\0") or any(file.startswith(f"{self.folder}/") for file in _files(pid))
         ]
 
+    def of_jobs(self) -> list[int]:
+        """The processes of jobs: their scripts, and all that these started."""
+        return [pid for pid in self.processes() if b"\0SLURM_JOB_ID=" in _environ(pid)]
+
     def close(self) -> None:
         """End all, by pid; AssertionError if a process was left by a job."""
         self.run("scancel", "--user=root")

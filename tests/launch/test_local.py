@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -15,7 +16,7 @@ import pytest
 from tests.launch import stages
 from tests.launch.processes import gone, send, wait_for
 from trnflow.tasks.artifact import Input, Source
-from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed
+from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed, Terminated
 from trnflow.tasks.launch import local
 from trnflow.tasks.launch.call import Call
 from trnflow.tasks.launch.local import run_call
@@ -156,6 +157,22 @@ def test_a_call_in_a_thread_is_interrupted_and_saves(call_for, tmp_path, monkeyp
     thread, caught = in_thread(call_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
     pids = wait_for(tmp_path / "pids.json", json.loads)
     send(thread, KeyboardInterrupt)
+    thread.join()
+    assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
+    assert (tmp_path / "saved").read_text() == "checkpoint"
+    assert gone(pids)
+
+
+@both
+def test_sigterm_to_every_process_twice_is_one_wish_to_stop(call_for, tmp_path):
+    thread, caught = in_thread(call_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
+    pids = wait_for(tmp_path / "pids.json", json.loads)
+    for error in (Terminated, Terminated, KeyboardInterrupt):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        send(thread, error)
+        time.sleep(0.05)
     thread.join()
     assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
     assert (tmp_path / "saved").read_text() == "checkpoint"

@@ -12,6 +12,7 @@ from trnflow.flows.cli.history_commands import RunSummary, run_summary
 from trnflow.flows.cli.live.status_command import RunningStage, counted, running
 from trnflow.flows.cli.output import emit, say
 from trnflow.flows.display import report
+from trnflow.flows.jobs.listing import jobs_by_run
 from trnflow.flows.runner.mlflow_log import ON_RECORD
 from trnflow.tasks.documents import Counted
 from trnflow.tasks.errors import ConfigError, StoreError
@@ -38,9 +39,11 @@ def runs(options: Namespace) -> int:
 
 
 class ListedRun(RunSummary, Counted):
-    """seconds: of a run in progress since the time in its id. stage and its progress: where a run is, or was killed."""
+    """seconds: of a run in progress since the time in its id. stage and its progress: where a run is, or was killed. job: whose
+    part of another run it is."""
 
     stage: str | None
+    job: str | None
 
 
 NOWHERE = Counted(step=None, of=None, unit=None, eta=None)
@@ -53,11 +56,16 @@ def list_runs(store: Store) -> list[ListedRun]:
     copied = list(copied_runs(store, {*store.run_ids(), *newest, *written_runs(store.home)}))
     past = store.run_ids()
     live = [_live(one) for run, one in newest.items() if run not in past]
-    ended: list[ListedRun] = [{**run_summary(run, store.run(run) or {}), "stage": None, **NOWHERE} for run in past]
+    ended: list[ListedRun] = [
+        {**run_summary(run, store.run(run) or {}), "stage": None, "job": None, **NOWHERE} for run in past
+    ]
     ended += [logged_summary(state) for state in killed_runs(store, {*past, *newest})]
     for state in copied:
         if state.run not in past:
             (live if state.outcome == "running" else ended).append(logged_summary(state))
+    jobs = jobs_by_run(store)
+    for listed in (*live, *ended):
+        listed["job"] = jobs.get(listed["run"])
     return _newest_first(live) + _newest_first(ended)
 
 
@@ -108,7 +116,7 @@ def logged_summary(state: RunState) -> ListedRun:
         "seconds": None if state.begun is None else round(state.last - state.begun, 3),
     }  # fmt: skip
     place = at.counted(state.last) if at and at.total else NOWHERE
-    return {**run_summary(state.run, document), "stage": at.stage if at else None, **place, "eta": None}
+    return {**run_summary(state.run, document), "stage": at.stage if at else None, "job": None, **place, "eta": None}
 
 
 def place_of(listed: ListedRun) -> str:
@@ -119,7 +127,7 @@ def place_of(listed: ListedRun) -> str:
 def _live(at: RunningStage) -> ListedRun:
     return ListedRun(
         run=at["run"], recipe=at["recipe"], outcome="running", ended=None, seconds=_seconds_since(at["run"]),
-        hit=None, ran=None, skip=None, metrics={}, stage=at["stage"],
+        hit=None, ran=None, skip=None, metrics={}, stage=at["stage"], job=None,
         step=at["step"], of=at["of"], unit=at["unit"], eta=at["eta"],
     )  # fmt: skip
 
@@ -137,6 +145,7 @@ def _row(listed: ListedRun) -> tuple[str, ...]:
     is_live = listed["outcome"] == "running"
     figures = report.figures(listed["metrics"]) if listed["stage"] is None else place_of(listed)
     figures = f"dated in the future; {figures}" if is_ahead(listed["run"]) else figures
+    figures = f"job {listed['job']}; {figures}" if listed["job"] else figures
     shown = (
         listed["recipe"], listed["outcome"], listed["ended"], _seconds(listed["seconds"]), listed["hit"], listed["ran"],
     )  # fmt: skip

@@ -15,7 +15,7 @@ from trnflow.flows.cli.output import complete, emit_json, say_error, tell
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.runner.context import open_context
 from trnflow.flows.runner.work_folders import open_home
-from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.errors import Terminated, TrnflowError
 from trnflow.tasks.system.redaction import hide_secrets, scrubbed
 from trnflow.tasks.system.terminal import printable
 
@@ -106,7 +106,7 @@ def _act(options: Namespace, found: Look) -> str:
 
 
 def _retrain(options: Namespace) -> None:
-    """Retrain in a process with a session of its own; Ctrl-C and TERM are passed on as TERM: training saves its state."""
+    """Retrain in a process with a session of its own; Ctrl-C and TERM are passed on: training saves its state."""
     more = ["--offline"] if options.offline else []
     command = [sys.executable, "-P", "-m", "trnflow", "retrain", options.recipe, *more, *options.overrides]
     is_stopped = False
@@ -117,9 +117,9 @@ def _retrain(options: Namespace) -> None:
                 for line in process.stdout:
                     sys.stderr.write(printable(line))
                 process.wait()
-            except KeyboardInterrupt:
+            except KeyboardInterrupt as error:
                 is_stopped = True
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGTERM if isinstance(error, Terminated) else signal.SIGINT)
     if is_stopped:
         raise KeyboardInterrupt
 

@@ -16,7 +16,7 @@ from trnflow.tasks.artifact import Json, Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.store.backend import Backend, Entry, is_unfinished
-from trnflow.tasks.store.garbage.mark import KINDS, Policy, View, mark
+from trnflow.tasks.store.garbage.mark import KINDS, ORDER, RESULT, Policy, View, mark
 from trnflow.tasks.store.garbage.trash import THREADS, TRASH, bring_back, into_trash, read_trash
 
 LOOKS = 5
@@ -46,7 +46,7 @@ class Collected:
     """What a garbage collection did, or in a dry run would do.
 
     Attributes:
-        kept: By the root that needs them: `roots`, `runs`, `attempts` or `young` (within the grace period).
+        kept: By the root that needs them: `roots`, `runs`, `jobs`, `attempts` or `young` (within the grace period).
         swept: Moved to the trash, by kind.
         purged: Deleted for good, from `trash` or `quarantine`.
         restored: Names brought back from the trash; empty in a dry run.
@@ -153,14 +153,13 @@ class _Collector:
     def _view(self) -> View:
         # The trash is listed first: a file that is moved back in the meantime is then listed twice and not missed.
         trashed = read_trash(self._backend.entries(TRASH))
-        present = {
-            entry.name: entry for kind in (*KINDS, "roots", "leases", "jobs") for entry in self._backend.entries(kind)
-        }
+        present = {entry.name: entry for kind in (*KINDS, "roots", "leases") for entry in self._backend.entries(kind)}
         for name in present:
             trashed.pop(name, None)
         where = trashed | present
         if self._backend.local is None:
-            names = [name for name in present if name.startswith(("runs/", "attempts/", "roots/"))]
+            read = ("runs/", "attempts/", "roots/")
+            names = [name for name in present if name.startswith(read) or name.endswith((ORDER, RESULT))]
             in_threads(lambda name: self._bytes(where[name]), names, THREADS)
         return View(present, trashed, lambda name: self._bytes(where[name]))
 

@@ -27,11 +27,11 @@ from trnflow.tasks.store.ledger import protected
 from trnflow.tasks.system.json_objects import read_object
 from trnflow.tasks.system.process import is_running
 
-KINDS = ("records", "attempts", "runs", "logs", "partial", "blobs")
+KINDS = ("records", "attempts", "runs", "logs", "jobs", "machines", "partial", "blobs")
 """The kinds of files that are collected, in this order: a record is removed before its blobs, and brought back after them."""
 
-ORDER = "/order.json"
-"""The end of the name of a job's document."""
+ORDER, RESULT = "/order.json", "/result.json"
+"""The ends of the names of a job's documents."""
 
 LEASE_SECONDS = 600.0
 """A lease protects its key for at least this many seconds after its last heartbeat, even if the grace period is
@@ -66,6 +66,7 @@ class View:
         trashed: {name before the move to the trash: file in the trash}, without names that a file in place has.
         read: Returns the bytes of a file by its name before a move to the trash.
         by_key: {stage key: names of its records, attempts, partial state and leases}.
+        jobs: {folder of a job: names of its files in place}.
     """
 
     present: dict[str, Entry]
@@ -73,8 +74,12 @@ class View:
     read: Callable[[str], bytes]
     by_key: dict[str, list[str]] = field(init=False)
     logs: dict[str, list[str]] = field(init=False)
+    jobs: dict[str, list[str]] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.jobs = defaultdict(list)
+        for name in self.below("jobs"):
+            self.jobs["/".join(name.split("/")[:2])].append(name)
         self.by_key, self.logs = defaultdict(list), defaultdict(list)
         for name in sorted(self.present.keys() | self.trashed.keys()):
             kind, *parts = name.split("/")
@@ -96,7 +101,7 @@ class View:
 
 
 def mark(view: View, policy: Policy, now: float) -> dict[str, str]:
-    """Return {name of a file that must stay or come back: `roots`, `runs`, `attempts` or `young`}. Raises StoreError.
+    """Return {name of a file that must stay or come back: `roots`, `runs`, `jobs`, `attempts` or `young`}. Raises StoreError.
 
     now: seconds since 1970."""
     marker = _Marker(view, policy, now)
@@ -137,13 +142,10 @@ class _Marker:
             self._root(name, named)
         for name in roots:  # also those that keep themselves alone, and those of later versions
             self._keep(name, "roots")
-        for name in self._view.below("jobs"):
-            if name.endswith(ORDER) and not self._has_completed(name.removesuffix(ORDER)):
-                # one that can't be read is refused by the job, too
-                with contextlib.suppress(StoreError):
-                    self._follow(self._document(name), "jobs")
         for name in self._kept_runs():
             self._run(name, "runs")
+        for job, names in self._view.jobs.items():
+            self._job(job, names)
         for name in self._view.below("leases"):
             if self._age(name) < max(self._policy.grace, LEASE_SECONDS):
                 self._leased.add(name.split("/")[1])
@@ -166,11 +168,23 @@ class _Marker:
             if self._is_young(name):
                 self._young(name)
 
-    def _has_completed(self, job: str) -> bool:
-        with contextlib.suppress(StoreError):
-            name = f"{job}/result.json"
-            return name in self._view and self._document(name).get("outcome") == "completed"
-        return False
+    def _job(self, job: str, names: list[str]) -> None:
+        """Keep a job that is young, has no result, or whose run is kept; with it the facts of its machine."""
+        result: Meta = {}
+        with contextlib.suppress(StoreError):  # one that can't be read is as none
+            result = self._document(f"{job}{RESULT}") if f"{job}{RESULT}" in names else {}
+        has_run = f"runs/{result.get('run')}.json" in self.kept
+        if result and not has_run and not any(map(self._is_young, names)):
+            return
+        # not the rest of what was collected: a result of before says nothing of a job that is ordered anew
+        for name in (*names, f"{job}{ORDER}"):
+            self._keep(name, "jobs")
+        # an order that can't be read is refused by the job, too
+        with contextlib.suppress(StoreError, KeyError):
+            order = self._document(f"{job}{ORDER}")
+            self._keep(f"machines/{order.get('machine')}.json", "jobs")
+            if result.get("outcome") != "completed":
+                self._follow(order, "jobs")
 
     # Roots
 

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.flows.jobs.test_job import MODULE, shell_in, stages_of, write_own
+from tests.flows.prefect_api import Api
 from tests.helpers.command_line import Shell
+from tests.helpers.s3_server import halted, requests, s3_endpoint, s3_root  # noqa: F401 - fixtures
 from tests.helpers.slurm import Slurm, slurm_cluster
 from tests.helpers.waiting import wait_for
 
@@ -59,7 +63,8 @@ def actions(document: Any) -> dict[str, str]:
 
 
 def events_of(shell: Shell, run: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (shell.folder / f".trnflow/runs/{run}/events.jsonl").read_text().splitlines()]
+    whole, _, _ = (shell.folder / f".trnflow/runs/{run}/events.jsonl").read_text().rpartition("\n")
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def planned_of(shell: Shell, *settings: str) -> dict[str, str]:
@@ -100,6 +105,7 @@ def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(
     run.wait()
     run = here.start(*command, stderr=subprocess.PIPE, stdout=subprocess.PIPE)
     wait_for(lambda: len(runs(here)) > 1 and curve(here, runs(here)[-1]), 120)
+    assert len(cluster.of_jobs()) >= 5, "script, job, warm parent, guard, worker"
     run.send_signal(signal.SIGINT)
     _, said = run.communicate(timeout=120)
     assert run.returncode == 130 and "training was stopped at step" in said, said
@@ -107,11 +113,32 @@ def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(
     joined = curve(here, runs(here)[-1])
     assert joined == sorted(set(joined)) and joined[0] <= 10, "all of its events, each once"
     wait_for(lambda: not cluster.run("squeue", "-h").strip(), 30)
+    wait_for(lambda: not cluster.of_jobs(), 10)
     assert [job["state"] for job in here.json("jobs")["jobs"]] == ["stopped"]
     done = here.json(*command)
     assert digests(done)["train"] == wanted[LONG]["train"]
     steps = curve(here, done["run"])
     assert steps == sorted(set(steps)) and steps[0] > joined[-2] and steps[-1] == 3000, "it went on"
+
+
+@pytest.mark.nightly
+def test_scancel_saves_the_state_and_leaves_nothing_running(
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
+    """It sends SIGTERM to each process of the job, and SIGKILL after KillWait."""
+    command = ("run", "own.yaml", "--direct", *ON_SLURM, *LONG)
+    run = here.start(*command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    wait_for(lambda: any(curve(here, name) for name in runs(here)), 120)
+    assert len(cluster.of_jobs()) >= 5, "script, job, warm parent, guard, worker"
+    cluster.run("scancel", cluster.run("squeue", "-h", "-o", "%i").strip())
+    _, said = run.communicate(timeout=240)
+    assert run.returncode == 130 and "training was stopped at step" in said and "its state is" not in said, said
+    wait_for(lambda: not cluster.of_jobs(), 30)
+    assert not cluster.run("squeue", "-h").strip(), "it does not start again"
+    reached = curve(here, runs(here)[-1])
+    done = here.json(*command)
+    assert digests(done)["train"] == wanted[LONG]["train"]
+    assert curve(here, done["run"])[0] > reached[-2], "no step was lost"
 
 
 def tickets(cluster: Slurm) -> set[str]:
@@ -134,6 +161,14 @@ def test_an_error_there_is_this_runs_and_is_not_repeated(cluster: Slurm, here: S
     (here.folder / "mine.py").write_text(MODULE)
     done = actions(here.json("run", "own.yaml", "--direct", *ON_SLURM))
     assert done["train"] == "hit" and done["evaluate_model"] == "ran"
+
+
+@pytest.mark.nightly
+def test_prefect_has_a_task_run_of_each_stage_that_ran_there(cluster: Slurm, here: Shell, api: Api) -> None:
+    here.environ |= {name: api.environ[name] for name in ("PREFECT_API_URL", "PREFECT_API_AUTH_STRING")}
+    done = here.json("run", "own.yaml", *ON_SLURM, "train.max_steps=20")
+    states = api.task_states(api.newest_run("own.yaml")["id"], len(actions(done)))
+    assert states.keys() == actions(done).keys() and states["precompile"] == states["train"] == "Completed"
 
 
 @pytest.mark.nightly
@@ -202,23 +237,70 @@ def test_a_sweeps_trials_are_jobs(cluster: Slurm, here: Shell, tmp_path: Path) -
     assert len(here.json("jobs")["jobs"]) >= 4
 
 
+def begun(here: Shell) -> subprocess.Popen[str]:
+    write_own(here.folder)
+    command = ("run", "own.yaml", "--direct", "--json", *ON_SLURM, *LONG)
+    return here.start(*command, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE)
+
+
+def lose_node(cluster: Slurm) -> None:
+    """Kill the node that runs the job, and start its slurmd again."""
+    (node,) = {line.split()[0] for line in cluster.run("squeue", "-h", "-t", "R", "-o", "%N").splitlines()}
+    cluster.kill_node(node)
+    cluster.begin_node(node)
+
+
+def check_trained(here: Shell, run: subprocess.Popen[str], wanted: dict[str, str]) -> None:
+    printed, _ = run.communicate(timeout=500)
+    done = json.loads(printed)
+    assert digests(done)["train"] == wanted["train"]
+    steps = curve(here, done["run"])
+    assert steps == sorted(set(steps)), "each event once"
+
+
 @pytest.mark.nightly
 def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
     tmp_path: Path, wanted: dict[tuple[str, ...], dict[str, str]]
 ) -> None:
     (tmp_path / "here").mkdir()
     with slurm_cluster(slurmd_timeout=10) as cluster:
-        here = Shell(tmp_path / "here")
-        write_own(here.folder)
-        run = here.start(
-            "run", "own.yaml", "--direct", "--json", *ON_SLURM, *LONG, stderr=subprocess.DEVNULL, stdout=subprocess.PIPE
-        )
+        run = begun(here := Shell(tmp_path / "here"))
         wait_for(lambda: any(curve(here, name) for name in runs(here)), 180)
-        (node,) = {line.split()[0] for line in cluster.run("squeue", "-h", "-t", "R", "-o", "%N").splitlines()}
-        cluster.kill_node(node)
-        cluster.begin_node(node)
-        printed, _ = run.communicate(timeout=500)
-        done = json.loads(printed)
-        assert digests(done)["train"] == wanted[LONG]["train"]
-        steps = curve(here, done["run"])
-        assert steps == sorted(set(steps)), "each event once"
+        lose_node(cluster)
+        check_trained(here, run, wanted[LONG])
+
+
+@pytest.mark.nightly
+def test_a_node_that_dies_while_it_uploads_a_checkpoint_costs_no_bit(
+    tmp_path: Path,
+    s3_root: str,  # noqa: F811
+    wanted: dict[tuple[str, ...], dict[str, str]],
+) -> None:
+    (tmp_path / "here").mkdir()
+    bucket = s3_root.split("/")[2]
+
+    def uploads() -> list[tuple[str, ...]]:
+        """(step, file) of each upload to partial state that the server has answered."""
+        found = (re.fullmatch(r"PUT /\S+/partial/\w+/(step-\d+)/(\S+)", line) for line in requests(bucket))
+        return [match.groups() for match in found if match]
+
+    def halted_in_an_upload(resume: ExitStack) -> str | None:
+        """Return the step of which the server has the first file alone, and halt it; there must be a complete one."""
+        seen = uploads()
+        step = seen[-1][0] if seen else ""
+        if [name for name, _ in seen].count(step) == 1 and any(file == "COMMIT" for _, file in seen):
+            resume.enter_context(halted())
+            if uploads() == seen:
+                return step
+            resume.close()
+        return None
+
+    with slurm_cluster(slurmd_timeout=10) as cluster:
+        here = Shell(tmp_path / "here")
+        here.environ["TRNFLOW_STORE"] = s3_root
+        run = begun(here)
+        with ExitStack() as resume:
+            step = wait_for(lambda: halted_in_an_upload(resume), 300, pause=0.005)
+            lose_node(cluster)
+        assert (step, "COMMIT") not in uploads(), "it was cut short"
+        check_trained(here, run, wanted[LONG])

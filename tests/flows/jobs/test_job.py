@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +18,15 @@ from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.stores import new_store
 from tests.helpers.waiting import wait_for
+from tests.launch.processes import gone, marked
 from trnflow.flows.jobs.listing import runs_of
-from trnflow.flows.jobs.order import order_file, parse_uri
+from trnflow.flows.jobs.order import keep_order, order_file, parse_uri
 from trnflow.flows.jobs.work import CODE_OF
 from trnflow.tasks.errors import Interrupted
+from trnflow.tasks.events import follow
+from trnflow.tasks.events.retention import log_file
 from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.platforms.protocol import STOPPED
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.garbage.collect import collect
 from trnflow.tasks.store.garbage.mark import Policy
@@ -88,12 +95,15 @@ def test_one_recipe_here_and_as_a_job_is_one_digest(here: Shell, there: Shell, t
     done = there("job", uri)
     assert done.returncode == 0, done.stderr
     hidden.rename(here.folder)
+    assert not os.listdir(there.folder / ".trnflow/jobs"), "what it laid out is gone"
     made = stages_of(result_of(there, uri))
     assert {stage: digest for stage, (_, digest) in made.items()} == {
         stage: digest for stage, (_, digest) in wanted.items()
     }
     assert made["train"][0] == "ran" and made["load_data"][0] == "hit"
     again = stages_of(here.json("run", "own.yaml", "--direct"))
+    (job,) = {listed["job"] for listed in here.json("runs")["runs"]} - {None}
+    assert job == parse_uri(uri).id and here("runs").stdout.count(f"  job {job}; ") == 1, "one line is marked"
     assert {action for action, _ in again.values()} == {"hit"} and again["evaluate_model"] == (
         "hit",
         wanted["evaluate_model"][1],
@@ -127,8 +137,24 @@ def test_a_job_that_is_stopped_goes_on_to_the_same_bits(here: Shell, there: Shel
     assert here.json("jobs")["jobs"][0]["state"] == "stopped"
     stopped = result_of(there, uri)
     assert stopped["outcome"] == "stopped" and stopped["error"]["type"] == "Interrupted"
+    # a platform's preemption may signal every process of a job, and again
+    there.environ["JOB_OF_TEST"] = f"{tmp_path}"
+    work = there.start("job", uri, stderr=subprocess.PIPE)
+    second = wait_for(lambda: runs_of(store, job)[1:])[0]
+    wait_for(log_file(store.home, second).exists)
+    wait_for(lambda: {"metrics"} & {event["event"] for event in follow(log_file(store.home, second), 0)[0]})
+    pids = marked(f"JOB_OF_TEST={tmp_path}")
+    assert len(pids) >= 4, "job, warm parent, guard, worker"
+    for _ in range(2):
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+        time.sleep(0.3)
+    _, said = work.communicate(timeout=120)
+    assert work.returncode == STOPPED and "training was stopped at step" in said and "its state is" not in said
+    assert gone(pids)
     assert there("job", uri).returncode == 0
-    assert len(runs_of(store, job)) == 2 and here.json("jobs")["jobs"][0]["state"] == "completed"
+    assert len(runs_of(store, job)) == 3 and here.json("jobs")["jobs"][0]["state"] == "completed"
     alone = shell_in(tmp_path / "alone", tmp_path / "other")
     write_own(alone.folder)
     wanted = stages_of(alone.json("run", "own.yaml", "--direct", *steps))
@@ -160,7 +186,7 @@ def test_an_order_takes_the_code_of_its_machine_along(here: Shell, there: Shell,
     store.backend.create(order_file(digits[:12]), text)
     done = there("job", f"{job.root}#{digits}")
     assert done.returncode == 0 and "starts again with the code of its order" in done.stderr
-    assert "the edited line" in done.stderr
+    assert "the edited line" in done.stderr and not os.listdir(there.folder / ".trnflow/jobs")
     # nothing of it stays in the environment of the tests
     assert CODE_OF not in os.environ
 
@@ -211,15 +237,54 @@ def test_gc_keeps_what_an_order_needs_until_it_has_ended(tmp_path: Path) -> None
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/a").write_text("a")
     digest = store.ingest(tmp_path / "rows", "rows", {}).digest
-    store.backend.create(order_file("1" * 12), json.dumps({"recipe": {"artifact": digest}}).encode())
-    collect(store.backend, Policy(grace=0.0), yes=True)
-    assert store.artifact(digest)
-    store.backend.replace(f"jobs/{'1' * 12}/result.json", json.dumps({"outcome": "stopped"}).encode())
-    collect(store.backend, Policy(grace=0.0), yes=True)
+    job = f"jobs/{'1' * 12}"
+    order = {"name": "x", "machine": "f" * 16, "recipe": {"artifact": digest}}
+    documents = {
+        "order.json": order,
+        "submitted/0.json": {},
+        "runs/r": {},
+        "result.json": {"run": "r", "outcome": "stopped"},
+    }
+    for name, document in documents.items():
+        store.backend.create(f"{job}/{name}", json.dumps(document).encode())
+    for name in ("f", "0"):
+        store.backend.create(f"machines/{name * 16}.json", b"{}")
+    store.backend.create("runs/r.json", json.dumps({"recipe": "x", "outcome": "stopped", "stages": []}).encode())
+
+    def collected(**policy: float) -> set[str]:
+        """The files of jobs and machines that stay."""
+        collect(store.backend, Policy(**policy), yes=True)  # type: ignore[arg-type]
+        return {*store.backend.names("jobs"), *store.backend.names("machines")}
+
+    whole = {f"{job}/{name}" for name in documents} | {f"machines/{'f' * 16}.json"}
+    assert collected() == whole | {f"machines/{'0' * 16}.json"}, "they are young"
+    assert collected(grace=0.0) == whole, "no order names the facts of the other machine"
     assert store.artifact(digest), "it goes on when it is run again"
-    store.backend.replace(f"jobs/{'1' * 12}/result.json", json.dumps({"outcome": "completed"}).encode())
-    collect(store.backend, Policy(grace=0.0), yes=True)
-    assert not store.backend.names("blobs")
+    store.backend.replace(f"{job}/result.json", json.dumps({"run": "r", "outcome": "completed"}).encode())
+    assert collected(grace=0.0) == whole and not store.backend.names("blobs")
+    assert collected(grace=0.0, keep_last=0) == set()
+
+
+def test_gc_keeps_a_job_that_is_queued_or_was_submitted_just_now(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    names = [
+        f"jobs/{number * 12}/{name}" for number in "123" for name in ("order.json", "result.json", "submitted/0.json")
+    ]
+    for name in names:
+        store.backend.create(name, b'{"run": "gone", "outcome": "completed"}')
+        os.utime(Path(store.root) / name, (1e9, 1e9))
+    store.backend.remove(names[1])
+    store.backend.replace(names[5], b"{}")
+    collect(store.backend, Policy(grace=3600.0), yes=True)
+    assert store.backend.names("jobs") == [names[0], *names[2:6]]
+    # ordered anew while gc looks: what is kept is the order alone
+    uri = parse_uri(f"{store.root}#{'3' * 64}")
+    store.backend.create(f"jobs/{uri.id}/submitted/1.json", b"{}")
+    keep_order(store, uri)
+    assert [name for name in store.backend.names("jobs") if "333" in name] == [
+        names[6],
+        f"jobs/{'3' * 12}/submitted/1.json",
+    ]
 
 
 def test_what_is_ordered_is_checked_before_rows_are_made(tmp_path: Path) -> None:
