@@ -57,7 +57,7 @@ def test_no_key_of_an_example_is_absent_and_what_is_refused_is_named() -> None:
 
 
 REFUSED = 127
-OUTCOMES = {"translated": 3754, "no effect": 2774, "not translated": 294}
+OUTCOMES = {"translated": 3755, "no effect": 2774, "not translated": 293}
 """Of the others' keys: what a change of the tables moves is seen here."""
 
 
