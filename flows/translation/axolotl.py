@@ -710,7 +710,7 @@ def _numbers(t: Translation) -> None:
     _dtype(t)
     set_compile(t)
     set_metric(t)
-    set_evaluations(t, validates=t.get("evaluate.split") == "validation", is_default=True)
+    set_evaluations(t, validates=t.get("evaluate.split") == "validation")
     set_model_type(t)
 
 

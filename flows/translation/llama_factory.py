@@ -563,10 +563,10 @@ def _numbers(t: Translation) -> None:
         t.set("train.dtype", "bfloat16", *(key for key in ("bf16", "pure_bf16") if t.values.get(key)))
     elif t.values.get("fp16"):
         t.set("train.dtype", "float16", "fp16")
-    else:
-        t.set("train.dtype", "float32")
-        t.why["train.dtype"] = f"{t.program}'s default"
+    elif t.get("train.method") == "full":
+        # all weights are cast to fp32 there; of LoRA the frozen ones keep the model's type, as the machine chooses it here
+        t.default("train.dtype", "float32")
     set_compile(t)
     set_metric(t)
-    set_evaluations(t, validates=t.get("evaluate.split") == "validation", is_default=False)
+    set_evaluations(t, validates=t.get("evaluate.split") == "validation")
     set_model_type(t)

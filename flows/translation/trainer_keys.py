@@ -310,33 +310,37 @@ def set_compile(t: Translation) -> None:
             t.ignore("torch_compile", "off there, as here")
 
 
-def set_evaluations(t: Translation, *, validates: bool, is_default: bool) -> None:
-    """Write when training evaluates. is_default: whether theirs does so after each epoch by itself."""
+def set_evaluations(t: Translation, *, validates: bool) -> None:
+    """Write when training evaluates."""
     keys = ("eval_strategy", "evaluation_strategy", "eval_steps", "evals_per_epoch")
-    there = {key: t.values[key] for key in keys if t.values.get(key) is not None}
+    there = {key: t.values[key] for key in keys if key in t.values}
     if not validates:
         for key in there:
             t.ignore(key, "there are no validation rows")
         return
-    # in updates, which depend on the rows
+    total = t.get("train.max_steps")
     if "evals_per_epoch" in there:
         times = there["evals_per_epoch"]
-        if times > 1:
-            t.set("train.eval_every_epoch", True, "evals_per_epoch")
-            t.lack(
-                "evals_per_epoch",
-                "updates of an epoch follow from the rows: one evaluation an epoch, train.eval_every adds",
-            )
+        if times > 1 and total:
+            t.set("train.eval_every_epoch", False, "evals_per_epoch")
+            t.set("train.eval_every", math.ceil(total / (times * (t.get("train.epochs") or 1))), "evals_per_epoch")
         else:
-            t.set("train.eval_every_epoch", times == 1, "evals_per_epoch")
+            t.set("train.eval_every_epoch", times > 0, "evals_per_epoch")
+        # in updates, which depend on the rows
+        if times > 1 and not total:
+            why = "updates of an epoch follow from the rows: one evaluation an epoch, train.eval_every adds"
+            t.lack("evals_per_epoch", why)
         return
     way = next((key for key in keys[:2] if key in there), "")
-    wanted = str(there.get(way, "steps" if "eval_steps" in there else "epoch" if is_default else "no"))
+    wanted = there.get(way, "steps" if "eval_steps" in there else "no")
     t.set("train.eval_every_epoch", wanted == "epoch", *([way] if way else []))
     if wanted == "steps":
+        every = there.get("eval_steps", t.get("train.log_every") or 500)
         try:
-            every = t.read(
-                steps, "eval_steps", there.get("eval_steps", t.get("train.log_every") or 500), "train.eval_every"
+            every = (
+                math.ceil(total * every)
+                if total and 0 < every < 1
+                else t.read(steps, "eval_steps", every, "train.eval_every")
             )
         except Nearest as error:
             t.lack("eval_steps", error.why)

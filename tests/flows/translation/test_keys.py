@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.translation import axolotl, llama_factory, write
+from trnflow.flows.translation import axolotl, llama_factory, templates, write
 from trnflow.flows.translation.translation import Rule, Table, Translation, nothing
 from trnflow.tasks.errors import ConfigError
 
@@ -114,7 +114,7 @@ OF_AXOLOTL = [
     ),
     Case("val_set_size", 0.2, {"data.split": {"validation": 0.2}, "evaluate.split": "validation"}),
     Case("dataset_exact_deduplication", True, {"data.dedupe": True}),
-    Case("chat_template", "chatml", {"format.chat_template": write.axolotl.TEMPLATES["chatml"]}),
+    Case("chat_template", "chatml", {"format.chat_template": templates.AXOLOTL["chatml"]}),
     Case("chat_template_jinja", "{{ x }}", {"format.chat_template": "{{ x }}"}, {"chat_template": "jinja"}),
     Case("chat_template_kwargs", {"enable_thinking": False}, {"format.template_arguments": {"enable_thinking": False}}),
     Case("sequence_len", 1024, {"tokenize.max_length": 1024, "pack.chunk_length": 1024}),
@@ -156,7 +156,9 @@ OF_AXOLOTL = [
     Case("bfloat16", True, {"train.dtype": "bfloat16"}),
     Case("float16", True, {"train.dtype": "float16"}),
     Case("gradient_checkpointing", "offload", {"train.remat": True}),
-    Case("evals_per_epoch", 0, {"train.eval_every_epoch": False}, VALID),
+    Case("evals_per_epoch", 1, {"train.eval_every_epoch": True}, VALID),
+    Case("evals_per_epoch", 4, {"train.eval_every": 13}, {**VALID, "max_steps": 100, "num_epochs": 2}),
+    Case("eval_steps", 0.25, {"train.eval_every": 25}, {**VALID, "max_steps": 100}),
     Case("rl", "ipo", {"train.objective": "dpo", "train.loss_type": "ipo", "format.task": "preference"}, PAIRS),
     Case("rl", "orpo", {"train.objective": "orpo", "format.task": "preference"}, PAIRS),
     Case("rl", "simpo", {"train.objective": "simpo"}, PAIRS),
@@ -204,7 +206,7 @@ OF_DATASETS = [
     ),
     Case("type", "completion", {"format.task": "text", "format.text": "text", "tokenize.overlong": "split"}),
     Case(
-        "type", "alpaca:chat", {"format.prompt_template": axolotl.PROMPTS["alpaca:chat"], "format.response": "output"}
+        "type", "alpaca:chat", {"format.prompt_template": templates.PROMPTS["alpaca:chat"], "format.response": "output"}
     ),
     Case(
         "type",
@@ -237,7 +239,7 @@ OF_DATASETS = [
         {"data.columns": {"prompt": "messages", "chosen": "chosen", "rejected": "bad"}},
         {"type": "chat_template.default", "rl": "dpo"},
     ),
-    Case("chat_template", "chatml", {"format.chat_template": axolotl.TEMPLATES["chatml"]}),
+    Case("chat_template", "chatml", {"format.chat_template": templates.AXOLOTL["chatml"]}),
     Case("chat_template_jinja", "{{ x }}", {"format.chat_template": "{{ x }}"}),
 ]
 OF_LLAMA_FACTORY = [
@@ -283,7 +285,7 @@ OF_LLAMA_FACTORY = [
         {"data.mix.talks.weight": 0.25, "data.mix.more.weight": 0.75},
         {"dataset": "talks,more", "mix_strategy": "interleave_under"},
     ),
-    Case("template", "llama3", {"format.chat_template": llama_factory.TEMPLATES["llama3"]}),
+    Case("template", "llama3", {"format.chat_template": templates.LLAMA_FACTORY["llama3"]}),
     Case("enable_thinking", False, {"format.template_arguments": {"enable_thinking": False}}),
     Case("mask_history", True, {"format.turns": "last"}),
     Case("cutoff_len", 1024, {"tokenize.max_length": 1024, "pack.chunk_length": 1024}),
@@ -471,7 +473,7 @@ def lines_of(kind: str) -> list[tuple[dict[str, Any], str, Rule]]:
     return [
         (base, key, rule)
         for base, module in ((AXOLOTL, axolotl), (LLAMA, llama_factory))
-        for key, rule in module.KEYS.items()  # type: ignore[attr-defined]
+        for key, rule in module.KEYS.items()
         if rule.kind == kind
     ]
 
@@ -498,3 +500,34 @@ def test_a_key_that_would_make_half_a_recipe_is_refused_by_name_and_line(here: P
             translated({**base, key: "planted"})
         assert rule.text in caught.value.message and caught.value.fix
         assert translated({**base, key: False}).entries[key].outcome == "no effect"
+
+
+ODD: tuple[Any, ...] = ("planted", -1, 2.5, True, [], {}, [1], {"a": [1]}, [{"a": 1}], 1e300)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("base", [AXOLOTL, LLAMA], ids=["axolotl", "llama-factory"])
+def test_no_value_of_a_key_is_more_than_an_error(here: Path, base: dict[str, Any]) -> None:
+    """Each key with values of each type, by itself and beside keys that give it a meaning."""
+    module: Any = axolotl if base is AXOLOTL else llama_factory
+    for key, rule in module.KEYS.items():
+        beside: list[dict[str, Any]] = [{}]
+        if rule.kind in ("to", "part"):
+            beside += [{**LORA, **VALID, "val_size": 0.1, "max_steps": 100}]
+        for value in ODD:
+            for others in beside:
+                attempt({**base, **others, key: value})
+    for key in axolotl.DATASET if base is AXOLOTL else ():
+        for value in ODD:
+            attempt(
+                {**base, "datasets": rows(**{key: value})} if key != "path" else {**base, "datasets": [{key: value}]}
+            )
+
+
+def attempt(config: dict[str, Any]) -> None:
+    try:
+        t = translated(config)
+    except ConfigError as error:
+        assert error.message.startswith("config.yml") and error.fix
+    else:
+        assert write.recipe_text(t) and write.table(t)
