@@ -112,7 +112,12 @@ ROWS = {
 """{what: (config, [prompt, what is trained on] of the first rows)}, as the program's own source writes them."""
 
 
-@pytest.mark.parametrize("name", ROWS)
+QUICK = ("axolotl's alpaca", "axolotl's chat_template", "LLaMA-Factory's alpaca")
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.nightly) for name in ROWS]
+)
 def test_rows_are_read_as_the_program_writes_them(shell: Shell, name: str) -> None:
     config, *expected = ROWS[name]
     write_config(shell.folder, config)
