@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple, NoReturn
 from trnflow.flows.recipes.schema import Tree, shown
 from trnflow.flows.recipes.yaml_tree import Lines
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.system.redaction import MASK, hide_secrets, names_secret
 
 Outcome = Literal["translated", "no effect", "not translated"]
 Place = Callable[[str], str]
@@ -194,7 +195,8 @@ class Translation:
         return section
 
     def note(self, key: str, value: Any, outcome: Outcome, text: str) -> None:
-        self.entries[key] = Entry(value, outcome, text)
+        # the value goes to the terminal and into the recipe's comments
+        self.entries[key] = Entry(MASK if names_secret(key) else hide_secrets(value), outcome, text)
 
     def lack(self, key: str, why: str) -> None:
         self.note(key, self.at_key(key), "not translated", why)
@@ -219,7 +221,7 @@ class Translation:
 
     def refuse(self, key: str, why: str, fix: str = "") -> NoReturn:
         value = self.at_key(key)
-        given = "" if value is None or isinstance(value, dict | list) else f" {shown(value)}"
+        given = "" if value is None or isinstance(value, dict | list) or names_secret(key) else f" {shown(value)}"
         raise ConfigError(
             f"{self.at(key)}: {key}{given} is not translated: {why}",
             fix or f"leave {key} out if the run is the same to you without it",

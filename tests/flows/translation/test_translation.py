@@ -229,6 +229,16 @@ def test_texts_of_a_config_stay_texts_in_the_recipe(here: Path) -> None:
     assert [message["content"] for message in space["make"](row)["messages"]] == ["asked\nmore", "answered"]
 
 
+def test_secrets_of_a_config_are_neither_printed_nor_written(shell: Shell) -> None:
+    secrets = {"swanlab_api_key": "hidden-1", "my_token": "hidden-2", "my_server": "http://me:hidden-3@host"}
+    config = {**of_axolotl(path="data/alpaca.json", type="alpaca"), **secrets}
+    write_config(shell.folder, config)
+    for name, form in (("a", ()), ("b", ("--json",))):
+        done = shell("new", "config.yml", f"name={name}", *form)
+        assert done.returncode == 0 and "my_token" in done.stdout
+        assert "hidden-" not in done.stdout + (shell.folder / f"{name}.yaml").read_text()
+
+
 def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> None:
     info = {
         "talks": {"file_name": "a.json", "columns": {"prompt": "q", "response": "a", "system": "s", "history": "h"}}
