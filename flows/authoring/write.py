@@ -223,7 +223,7 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
     lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])
-    lines += [f"or {setting}={_flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
+    lines += [f"or {setting}={flow(value)} ({why})" for setting, some in draft.others.items() for value, why in some]
     lines += draft.also
     rows = f"{looked.rows:,} rows" if looked.is_whole else f"the first {looked.rows:,} rows"
     read = read_tree(draft.base, Recipe)
@@ -240,12 +240,12 @@ def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:
         # names of the data's: a newline in one would end the comment, and begin a setting, such as a hook
         *(f"# {one_line(line)}" for line in report(draft, looked) if not line.startswith("or ")),
     ]
-    lines.append(f"extends: {_flow(extends)}   # --on NAME takes other hardware")
+    lines.append(f"extends: {flow(extends)}   # --on NAME takes other hardware")
     for section, settings in draft.settings.items():
         if isinstance(settings, dict):
             lines += _section(section, settings, draft)
         else:
-            lines.append(f"{section}: {_flow(settings)}")
+            lines.append(f"{section}: {flow(settings)}")
     return "\n".join(lines) + "\n"
 
 
@@ -257,9 +257,9 @@ def _section(section: str, settings: Meta, draft: Draft) -> Iterator[str]:
     for name in dict.fromkeys([*settings, *commented]):
         why = draft.why.get(f"{section}.{name}")
         if name in settings:
-            yield f"  {name}: {_flow(settings[name])}{f'   # {one_line(why)}' if why else ''}"
+            yield f"  {name}: {flow(settings[name])}{f'   # {one_line(why)}' if why else ''}"
         for value, reason in draft.others.get(f"{section}.{name}", ()):
-            yield f"  # {name}: {one_line(_flow(value))}   # {one_line(reason)}"
+            yield f"  # {name}: {one_line(flow(value))}   # {one_line(reason)}"
 
 
 class _OneLine(yaml.SafeDumper):
@@ -274,7 +274,7 @@ def _escaped(dumper: _OneLine, text: str) -> yaml.ScalarNode:
 _OneLine.add_representer(str, _escaped)
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
     """Return a value as YAML on one line."""
     text = yaml.dump(value, Dumper=_OneLine, default_flow_style=True, allow_unicode=True, width=10**6, sort_keys=False)
     return text.removesuffix("\n").removesuffix("\n...")
@@ -313,13 +313,13 @@ def exists(file: Path) -> ConfigError:
 def deployment_text(recipe: str, cron: str) -> str:
     """Return a prefect.yaml that retrains a recipe by a schedule."""
     return f"""# Written by `trnflow new`: `trnflow deploy` registers it, `trnflow worker` runs it.
-name: {_flow(Path(recipe).stem)}
+name: {flow(Path(recipe).stem)}
 
 deployments:
   - name: retrain
     description: Train again if data, code or settings changed, and promote a better model.
     entrypoint: trnflow.flows.deployments.retrain
-    parameters: {{recipe: {_flow(recipe)}, overrides: []}}
+    parameters: {{recipe: {flow(recipe)}, overrides: []}}
     work_pool: {{name: local}}
     tags: [trnflow]   # runs with this tag are marked as crashed when their heartbeats stop
     schedules:

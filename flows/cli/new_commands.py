@@ -1,4 +1,4 @@
-"""`trnflow new DATA`: look at data, and write a recipe for it."""
+"""`trnflow new DATA`: look at data, and write a recipe for it; `trnflow new config.yml` translates another program's config."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def add_commands(sub: Any, common: ArgumentParser) -> None:
         "Settings answer its questions and go into the recipe: `trnflow new tickets.csv data.label=team "
         "train.epochs=1`."
     )
-    parser.add_argument("data", help="a file, a folder with a file for each split, a URL, or a name on the hub")
+    parser.add_argument(
+        "data",
+        help="a file, a folder with a file for each split, a URL, a name on the hub, or a config of axolotl or LLaMA-Factory",
+    )
     parser.add_argument(
         "--code",
         action="store_true",
@@ -61,6 +64,8 @@ def new(options: Namespace) -> int:
 
     Raises Question (exit code 2) for what the data leaves open, unless a terminal can be asked.
     """
+    if options.data.lower().endswith((".yaml", ".yml")):
+        return _translate(options)
     given = given_settings(options.overrides)
     name = name_of(options.data, given)
     file, deployment = Path(f"{name}.yaml"), Path(PREFECT_FILE)
@@ -76,26 +81,60 @@ def new(options: Namespace) -> int:
     draft = _choose(looked, given, options)
     hub, model = has_hub(draft.base, given, resolver), given_model(given, resolver)
     complete(draft, looked, options.data, given, hub=hub, model=model)
-    written = [str(file)]
     functions = code_of(draft) if options.code else {}
+    written = _write(file, recipe_text(draft, looked, name, hub=hub), functions, options.deploy)
+    note = _promise(file, test_rows(draft, looked), resolver.memo) if options.deploy else ""
+    _print(options, draft, looked, written, hub, note)
+    return 0
+
+
+def _write(file: Path, text: str, functions: dict[Path, str], cron: str | None) -> list[str]:
+    """Create the recipe, functions and deployment, and return the files. Raises ConfigError for one that is in the way."""
     for path in functions:
         if os.path.lexists(path):
             raise exists(path)
-    for path, text in functions.items():
-        path.write_text(text, encoding="utf-8")
-        written.append(str(path))
+    for path, code in functions.items():
+        path.write_text(code, encoding="utf-8")
     try:
-        write_recipe(file, recipe_text(draft, looked, name, hub=hub))
+        write_recipe(file, text)
     except TrnflowError:
         for path in functions:
             path.unlink()
         raise
+    if cron:
+        with Path(PREFECT_FILE).open("x", encoding="utf-8") as stream:
+            stream.write(deployment_text(str(file), cron))
+    return [str(file), *map(str, functions), *([PREFECT_FILE] if cron else [])]
+
+
+def _translate(options: Namespace) -> int:
+    """Write a recipe from another program's config; say what became of each of its keys."""
+    from trnflow.flows.translation import write
+
+    if options.code:
+        raise ConfigError("--code is for data, and a config is translated as it is", "leave --code out")
+    t = write.translated(Path(options.data), options.overrides)
+    file = Path(f"{t.name}.yaml")
+    for path in (file, *([Path(PREFECT_FILE)] if options.deploy else [])):
+        if os.path.lexists(path):
+            raise exists(path)
     if options.deploy:
-        with deployment.open("x", encoding="utf-8") as stream:
-            stream.write(deployment_text(str(file), options.deploy))
-        written.append(PREFECT_FILE)
-    note = _promise(file, test_rows(draft, looked), resolver.memo) if options.deploy else ""
-    _print(options, draft, looked, written, hub, note)
+        from trnflow.flows.services.deploy import check_cron
+
+        check_cron(options.deploy)
+    written = _write(file, write.recipe_text(t), t.functions, options.deploy)
+    document = {
+        "written": written,
+        "program": t.program,
+        "keys": [
+            {"key": key, "value": entry.value, "outcome": entry.outcome, "text": entry.text}
+            for key, entry in t.entries.items()
+        ],
+        "settings": t.settings,
+        "notes": t.notes,
+    }
+    then = f"`trnflow preview {file}` shows rows as the model reads them; `trnflow plan {file}` says what would run"
+    emit(options, document, *write.table(t), f"wrote {' and '.join(written)}: {then}")
     return 0
 
 

@@ -6,6 +6,7 @@ Values of a later file in `extends` replace those of an earlier one, the recipe'
 from __future__ import annotations
 
 import difflib
+import shlex
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -16,6 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from trnflow.flows.recipes import hardware
+from trnflow.flows.recipes.other_programs import LLAMA_FACTORY_V1, program_of
 from trnflow.flows.recipes.schema import Tree, annotation_at, below, cut, merge, sections, shown, without_null
 from trnflow.flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
 from trnflow.tasks.config import is_hook
@@ -231,6 +233,9 @@ def _load(path: Path) -> tuple[Tree, Origins]:
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}", "check the file and who may read it") from error
     tree, lines = read_yaml(data, str(path))
+    if program := program_of(tree):
+        command = shlex.join(["trnflow", "new", "DATA" if program == LLAMA_FACTORY_V1 else str(path)])
+        raise ConfigError(f"{path} is a config of {program}, not a recipe", f"`{command}` writes one")
     if not isinstance(tree, dict):
         raise ConfigError(f"{path}: a recipe is a mapping of sections", "see `trnflow config demo`")
     return tree, {setting: SettingOrigin(f"{path}:{line}", _own_folder(path)) for setting, line in lines.items()}

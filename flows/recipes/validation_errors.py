@@ -61,13 +61,17 @@ class SettingError(NamedTuple):
 
 
 def refused(error: ValidationError, read: Recipes) -> ConfigError:
-    """Return one ConfigError about all problems, with the fix of the first."""
+    """Return one ConfigError about all problems, with the fix of the first; where several settings are unknown, a line for each
+    problem with its own."""
     problems = dict[SettingError, None]()
     for entry in error.errors(include_url=False):
         text = entry["msg"].partition(", ")[2].rstrip(".") if entry["type"] in OURS else ""
         setting, at_name = _setting(entry["loc"], read.root)
         problems[SettingError(setting, entry["type"], at_name, text)] = None
     described = [_described(problem, read) for problem in problems if not _is_covered(problem, problems)]
+    if sum(problem.kind == "extra_forbidden" for problem in problems) > 1:
+        lines = dict.fromkeys(f"{text}: {fix}" for text, fix in described)
+        return ConfigError("\n".join(lines), "correct each line as it says")
     return ConfigError("; ".join(dict.fromkeys(text for text, _ in described)), described[0][1])
 
 

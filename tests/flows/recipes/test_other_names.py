@@ -85,3 +85,22 @@ def test_an_option_of_another_tool_leads_to_ours(trnflow: Shell, option: str, sa
 
 def test_settings_describes_what_is_not_here(trnflow: Shell) -> None:
     assert "train.objective=dpo trains on pairs" in trnflow.error("settings", "grpo", code=2)
+
+
+def test_several_unknown_settings_have_a_line_each_with_its_own_suggestion() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings.load("demo", ["train.num_train_epochs=1", "data.dataset=a", "train.use_galore=true", "train.epochs=x"])
+    assert sorted(caught.value.message.splitlines()) == [
+        "override data.dataset: data.dataset is not a setting: did you mean data.source?",
+        "override train.epochs: train.epochs can't be 'x': it takes a whole number from 1 to 1,000,000,000 or auto: "
+        "change train.epochs",
+        "override train.num_train_epochs: train.num_train_epochs is not a setting: did you mean train.epochs?",
+        "override train.use_galore: train.use_galore is not a setting: trnflow has no use_galore: no low-rank gradients: "
+        "train.method=lora takes less memory",
+    ]
+    assert caught.value.fix == "correct each line as it says"
+
+
+def test_answers_about_preferences_name_their_objectives() -> None:
+    for name in ("rl", "stage"):
+        assert "dpo" in missing(name) and "kto" in missing(name) and "reward" in missing(name)
