@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
+from trnflow.flows.cli.headings import HEADINGS
 from trnflow.flows.cli.main import parser
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.reference import settings_of
@@ -34,6 +35,27 @@ def test_what_a_page_names_exists(page: Path) -> None:
     sections = "|".join(name for name in settings.Recipe.model_fields if f"{name}." in " ".join(known))
     named = set(re.findall(rf"(?<![\w.])(?:{sections})\.[a-z_]+(?:\.[a-z_]+)?(?![\w./(])", text))
     assert not {name for name in named if not any(f"{name}.".startswith(f"{one}.") for one in known)}
+
+
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_link_to_a_heading_finds_it(page: Path) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
+    assert not [(name, anchor) for name, anchor in links if anchor not in slugs(page.parent / name if name else page)]
+
+
+def test_the_commands_of_the_page_are_grouped_as_in_the_help() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| (.+) \| .+ \|$", (PROJECT / "docs/operation.md").read_text(), re.MULTILINE)
+    page = {group: text for group, text in rows if group in HEADINGS}
+    assert [*page] == [*HEADINGS]
+    every = {name for names in HEADINGS.values() for name in names}
+    for group, text in page.items():
+        assert {name for name in re.findall(r"`([a-z]+)", text) if name in every} == {*HEADINGS[group]}
 
 
 def test_each_promise_of_security_has_its_test() -> None:

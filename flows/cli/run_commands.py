@@ -43,7 +43,7 @@ def add_commands(sub: Any, online: ArgumentParser) -> None:
         action="store_true",
         help="leave the other stages to a job: submit it (launch.kind), or print the command that runs it",
     )
-    data = add_command(sub, "prepare", run, stages, "run the data stages alone, on a machine without an accelerator")
+    data = add_command(sub, "prepare", run, stages, "run the data stages alone; needs no accelerator")
     data.set_defaults(until=DATA_STAGES[-1], detach=False)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -185,6 +186,20 @@ def test_each_module_adds_the_commands_that_the_table_says() -> None:
     for name in commands:
         own = next(a for a in parser(name)._actions if isinstance(a, argparse._SubParsersAction)).choices
         assert name in own and own[name].format_help() == commands[name].format_help()
+
+
+def test_each_command_stands_under_one_heading_of_the_help_in_a_short_line(trnflow: Shell) -> None:
+    """The page as printed: eight headings, each command once, `more` is not where everything goes."""
+    page, commands = trnflow("--help").stdout, [name for names, _ in GROUPS.values() for name in names]
+    blocks = [block.splitlines() for block in page.split("\n\n")]
+    headings = {block[0]: block[1:] for block in blocks if re.fullmatch(r"[a-z ]+", block[0])}
+    assert [*headings] == [
+        "start", "run", "look", "models", "data and store", "every night", "machines", "more",
+    ]  # fmt: skip
+    rows = [re.fullmatch(r"  ([a-z]+) +(.+)", row) for rows in headings.values() for row in rows]
+    assert sorted(row[1] for row in rows) == sorted(commands)
+    assert not [row[0] for row in rows if len(row[2]) > 60]
+    assert len(headings["more"]) <= 4 and max(len(line) for line in page.splitlines()) <= 84
 
 
 def test_with_json_lines_all_on_stderr_is_objects_without_secrets(trnflow: Shell) -> None:
