@@ -75,6 +75,48 @@ def test_the_recipe_of_the_readme_loads(tmp_path: Path) -> None:
     assert (recipe.name, recipe.train.device, recipe.train.epochs) == ("tickets", "cpu", 1)
 
 
+def table(page: str, begins: str) -> list[list[str]]:
+    """Return the cells of the rows, below the line, of the page's table whose head begins so."""
+    rows = (PROJECT / page).read_text().partition(f"\n{begins}")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_figures_of_the_readme_are_the_measured_ones() -> None:
+    text = (PROJECT / "README.md").read_text()
+    measured = {row[0].split()[0]: row[1:] for row in table("docs/training.md", "| set | tfidf |")}
+    figures = [re.match(r"([\d.]+) / [\d.]+, (\d+) s", cell) for cell in measured["emotion-500"]]
+    shown = [row[1:] for row in table("README.md", "| on 1,000 test rows |")]
+    assert shown == [[*found.groups()] for at in (0, 2, 3) if (found := figures[at])]
+    trainer, ours = (cell.split()[0] for cell in measured["reviews-500"][2:])
+    assert f"Trainer's defaults are as good: {trainer}, here {ours}" in text
+
+    tools = {row[0].split()[0].rstrip(","): row for row in table("docs/own_code.md", "| tool | the function is |")}
+    for cell in (2, 3):
+        counts = [(tool, tools[tool][cell].split(":")[0]) for tool in ("DVC", "redun", "Hamilton", "Metaflow")]
+        ours = tools["trnflow"][cell]
+        assert f"| {ours} | {', '.join(f'{tool} {count}' for tool, count in counts)} |" in text
+
+    full, lora = (
+        {row[0]: int(row[1].replace(",", "")) for row in table("docs/machines.md", f"| {head}")}
+        for head in ("all weights", "LoRA, rank 16")
+    )
+    ways = ("neither (another run)", "`compile: true`", "`compile: true`, `deterministic: false`")
+    times = [full[way] / full["HF Trainer, Liger's kernels (another run)"] for way in ways]
+    assert f"| {'; '.join(f'{each:.2f}' for each in times)} | HF Trainer with Liger: 1 |" in text
+    theirs = lora["HF Trainer with peft, Liger's kernels"]
+    assert f"| the same with LoRA | {lora[ways[2]] / theirs:.2f} |" in text
+
+
+def test_the_families_of_the_readme_are_those_of_the_tests() -> None:
+    from tests.parity.test_families import DECODERS, ENCODERS
+
+    rows = table("README.md", "| task | a row |")
+    named = {name.replace(" ", "").lower() for row in rows for name in row[2].split(", ")}
+    assert named == {*ENCODERS, *DECODERS}
+
+
 def test_the_pages_are_short() -> None:
-    assert len((PROJECT / "README.md").read_text().splitlines()) <= 150
+    readme = (PROJECT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 120 and len(readme.split()) <= 1000
+    assert max(len(line) for line in readme.splitlines()) <= 160
     assert len((PROJECT / "ARCHITECTURE.md").read_text().splitlines()) <= 160

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -74,6 +75,26 @@ def test_a_wheel_made_through_the_source_archive_is_the_same(wheel: Path, tmp_pa
         archive.extractall(tmp_path, filter="data")
     through = build("wheel", next(folder for folder in tmp_path.iterdir() if folder.is_dir()), tmp_path / "through")
     assert sorted(zipfile.ZipFile(through).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+def readme_installs() -> list[str]:
+    """The arguments of the README's `pip install` commands, without their comments."""
+    return re.findall(r"^    pip install (.+?)(?: {2,}#.*)?$", (PROJECT / "README.md").read_text(), re.MULTILINE)
+
+
+def test_the_readme_installs_without_a_clone(wheel: Path, tmp_path: Path) -> None:
+    """The commands of the README, with this clone in place of the placeholder, and the wheel where it lies."""
+    by_git, by_wheel = (shlex.split(line)[0] for line in readme_installs())
+    assert Path(by_wheel).name == wheel.name
+    if not (PROJECT / ".git").exists():
+        pytest.skip("no clone")
+    # the dependencies are those of this environment, hatchling too
+    python = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    for number, what in enumerate((by_git.replace("https://YOUR-GIT-HOST/trnflow", PROJECT.as_uri()), str(wheel))):
+        place = tmp_path / str(number)
+        done = subprocess.run([*python, "--target", str(place), what], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (place / "trnflow/flows/conf/demo.yaml").exists() and (place / "trnflow/tasks/train.py").exists()
 
 
 def test_own_folders_flows_and_tasks_are_importable_beside_the_wheel(installed: Path, tmp_path: Path) -> None:
