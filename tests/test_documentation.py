@@ -17,6 +17,8 @@ from trnflow.flows.recipes.reference import settings_of
 PAGES = [
     PROJECT / "README.md",
     PROJECT / "SECURITY.md",
+    PROJECT / "CONTRIBUTING.md",
+    PROJECT / "CHANGELOG.md",
     PROJECT / "ARCHITECTURE.md",
     *sorted((PROJECT / "docs").glob("*.md")),
 ]
@@ -120,3 +122,5 @@ def test_the_pages_are_short() -> None:
     assert len(readme.splitlines()) <= 120 and len(readme.split()) <= 1000
     assert max(len(line) for line in readme.splitlines()) <= 160
     assert len((PROJECT / "ARCHITECTURE.md").read_text().splitlines()) <= 160
+    assert len((PROJECT / "CHANGELOG.md").read_bytes()) <= 3000
+    assert len((PROJECT / "CONTRIBUTING.md").read_text().splitlines()) <= 20
