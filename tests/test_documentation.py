@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
+from tests import troubleshooting
 from tests.conftest import PROJECT
 from trnflow.flows.cli.headings import HEADINGS
 from trnflow.flows.cli.main import parser
@@ -115,6 +117,22 @@ def test_the_families_of_the_readme_are_those_of_the_tests() -> None:
     rows = table("README.md", "| task | a row |")
     named = {name.replace(" ", "").lower() for row in rows for name in row[2].split(", ")}
     assert named == {*ENCODERS, *DECODERS}
+
+
+def test_each_error_that_the_code_raises_is_on_the_page_of_troubleshooting() -> None:
+    page = troubleshooting.PAGE.read_text()
+    missing = [(module, text) for module, text in troubleshooting.errors() if text.replace("`", "'") not in page]
+    assert not missing and page == troubleshooting.page(), "write it anew: python -m tests.troubleshooting"
+    assert troubleshooting.section_of("flows/unheard_of") is None
+
+
+def test_the_text_of_an_error_is_what_stands_in_its_call() -> None:
+    def shown(call: str) -> list[str]:
+        return [*troubleshooting.texts(ast.parse(call, mode="eval").body)]
+
+    assert shown("f'{path} has no rows, only ' 'names'") == ["… has no rows, only names"]
+    assert shown("'a b' if x else f'there is no {y!r} in the store'") == ["there is no … in the store"]
+    assert shown("message") == []
 
 
 def test_the_pages_are_short() -> None:
