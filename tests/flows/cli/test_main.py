@@ -153,6 +153,21 @@ def test_an_empty_split_is_named(trnflow: Shell) -> None:
     assert "test" in trnflow.error("run", "mine.yaml", "--until", *DATA, code=1)
 
 
+def test_a_run_prints_each_thing_once_and_its_table_last(trnflow: Shell) -> None:
+    """A server that is away is said when the run begins, no address of MLflow fills three lines, and the table ends it."""
+    shell = Shell(trnflow.folder)
+    done = shell("run", "mine.yaml", "--until", "load_data", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 0, done.stderr
+    printed = done.stderr + done.stdout
+    assert printed.count("can't be reached") == 1 and "the run goes on without Prefect" in done.stderr
+    lines = done.stdout.splitlines()
+    assert "mlflow:" not in printed and lines[1].endswith("; pages: `trnflow ui`")
+    assert lines[-1].startswith("load_data  ") and lines[-3].startswith("stage  ")
+    # a tracking server of the recipe's own is one that `trnflow ui` does not know
+    named = shell("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.experiment=mine").stdout
+    assert named.count("mlflow:  http://") == 1
+
+
 def test_an_unwritable_store_is_named(trnflow: Shell) -> None:
     (trnflow.folder / "file").write_text("")
     command, store = ("run", "mine.yaml", "--until", *DATA), str(trnflow.folder / "file/store")
