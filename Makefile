@@ -20,7 +20,7 @@ NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_
 NATIVE_ALL := $(addprefix tests/,training parity evaluation model_folder system flows/recipes flows/runner/test_without_torch_xla.py)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup clients run test test-more test-pure test-changed test-native test-nightly test-orders test-times faults mutants check format bench wheels week chaos plan ui up down deploy worker lock clean
+.PHONY: help setup clients run test test-more test-pure test-changed test-native test-nightly test-orders test-times faults mutants check format release bench wheels week chaos plan ui up down deploy worker lock clean
 
 help:       ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -107,6 +107,9 @@ check: setup ## lint, format, types, and the layers of the house
 
 format: setup ## let ruff format and fix
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+release: setup ## build wheel and source archive into dist/, try them in empty environments (Python 3.11 and 3.12, with and without xla), and say what to upload
+	$(BIN)/python -m tests.release
 
 bench: setup ## measure beside what one would use instead (bench_defaults, which takes a day, is run by name)
 	for file in $(filter-out %/bench_defaults.py,$(sort $(wildcard tests/bench/bench_*.py))); do $(BIN)/python $$file || exit 1; done

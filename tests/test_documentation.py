@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import re
 from pathlib import Path
 
 import pytest
 
+from tests import troubleshooting
 from tests.conftest import PROJECT
+from trnflow.flows.cli.headings import HEADINGS
 from trnflow.flows.cli.main import parser
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.reference import settings_of
@@ -16,6 +19,8 @@ from trnflow.flows.recipes.reference import settings_of
 PAGES = [
     PROJECT / "README.md",
     PROJECT / "SECURITY.md",
+    PROJECT / "CONTRIBUTING.md",
+    PROJECT / "CHANGELOG.md",
     PROJECT / "ARCHITECTURE.md",
     *sorted((PROJECT / "docs").glob("*.md")),
 ]
@@ -36,6 +41,27 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert not {name for name in named if not any(f"{name}.".startswith(f"{one}.") for one in known)}
 
 
+def slugs(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_link_to_a_heading_finds_it(page: Path) -> None:
+    links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
+    assert not [(name, anchor) for name, anchor in links if anchor not in slugs(page.parent / name if name else page)]
+
+
+def test_the_commands_of_the_page_are_grouped_as_in_the_help() -> None:
+    rows = re.findall(r"^\| ([a-z ]+) \| (.+) \| .+ \|$", (PROJECT / "docs/operation.md").read_text(), re.MULTILINE)
+    page = {group: text for group, text in rows if group in HEADINGS}
+    assert [*page] == [*HEADINGS]
+    every = {name for names in HEADINGS.values() for name in names}
+    for group, text in page.items():
+        assert {name for name in re.findall(r"`([a-z]+)", text) if name in every} == {*HEADINGS[group]}
+
+
 def test_each_promise_of_security_has_its_test() -> None:
     rows = [row for row in (PROJECT / "SECURITY.md").read_text().splitlines() if row.startswith("| ")][1:]
     named = [re.findall(r"`(tests/[\w/]+\.py)(?:::(\w+))?`", row) for row in rows]
@@ -53,6 +79,66 @@ def test_the_recipe_of_the_readme_loads(tmp_path: Path) -> None:
     assert (recipe.name, recipe.train.device, recipe.train.epochs) == ("tickets", "cpu", 1)
 
 
+def table(page: str, begins: str) -> list[list[str]]:
+    """Return the cells of the rows, below the line, of the page's table whose head begins so."""
+    rows = (PROJECT / page).read_text().partition(f"\n{begins}")[2].partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_the_figures_of_the_readme_are_the_measured_ones() -> None:
+    text = (PROJECT / "README.md").read_text()
+    measured = {row[0].split()[0]: row[1:] for row in table("docs/training.md", "| set | tfidf |")}
+    figures = [re.match(r"([\d.]+) / [\d.]+, (\d+) s", cell) for cell in measured["emotion-500"]]
+    shown = [row[1:] for row in table("README.md", "| on 1,000 test rows |")]
+    assert shown == [[*found.groups()] for at in (0, 2, 3) if (found := figures[at])]
+    trainer, ours = (cell.split()[0] for cell in measured["reviews-500"][2:])
+    assert f"Trainer's defaults are as good: {trainer}, here {ours}" in text
+
+    tools = {row[0].split()[0].rstrip(","): row for row in table("docs/own_code.md", "| tool | the function is |")}
+    for cell in (2, 3):
+        counts = [(tool, tools[tool][cell].split(":")[0]) for tool in ("DVC", "redun", "Hamilton", "Metaflow")]
+        ours = tools["trnflow"][cell]
+        assert f"| {ours} | {', '.join(f'{tool} {count}' for tool, count in counts)} |" in text
+
+    full, lora = (
+        {row[0]: int(row[1].replace(",", "")) for row in table("docs/machines.md", f"| {head}")}
+        for head in ("all weights", "LoRA, rank 16")
+    )
+    ways = ("neither (another run)", "`compile: true`", "`compile: true`, `deterministic: false`")
+    times = [full[way] / full["HF Trainer, Liger's kernels (another run)"] for way in ways]
+    assert f"| {'; '.join(f'{each:.2f}' for each in times)} | HF Trainer with Liger: 1 |" in text
+    theirs = lora["HF Trainer with peft, Liger's kernels"]
+    assert f"| the same with LoRA | {lora[ways[2]] / theirs:.2f} |" in text
+
+
+def test_the_families_of_the_readme_are_those_of_the_tests() -> None:
+    from tests.parity.test_families import DECODERS, ENCODERS
+
+    rows = table("README.md", "| task | a row |")
+    named = {name.replace(" ", "").lower() for row in rows for name in row[2].split(", ")}
+    assert named == {*ENCODERS, *DECODERS}
+
+
+def test_each_error_that_the_code_raises_is_on_the_page_of_troubleshooting() -> None:
+    page = troubleshooting.PAGE.read_text()
+    missing = [(module, text) for module, text in troubleshooting.errors() if text.replace("`", "'") not in page]
+    assert not missing and page == troubleshooting.page(), "write it anew: python -m tests.troubleshooting"
+    assert troubleshooting.section_of("flows/unheard_of") is None
+
+
+def test_the_text_of_an_error_is_what_stands_in_its_call() -> None:
+    def shown(call: str) -> list[str]:
+        return [*troubleshooting.texts(ast.parse(call, mode="eval").body)]
+
+    assert shown("f'{path} has no rows, only ' 'names'") == ["… has no rows, only names"]
+    assert shown("'a b' if x else f'there is no {y!r} in the store'") == ["there is no … in the store"]
+    assert shown("message") == []
+
+
 def test_the_pages_are_short() -> None:
-    assert len((PROJECT / "README.md").read_text().splitlines()) <= 150
+    readme = (PROJECT / "README.md").read_text()
+    assert len(readme.splitlines()) <= 120 and len(readme.split()) <= 1000
+    assert max(len(line) for line in readme.splitlines()) <= 160
     assert len((PROJECT / "ARCHITECTURE.md").read_text().splitlines()) <= 160
+    assert len((PROJECT / "CHANGELOG.md").read_bytes()) <= 3000
+    assert len((PROJECT / "CONTRIBUTING.md").read_text().splitlines()) <= 20

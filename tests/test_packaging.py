@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import site
 import subprocess
@@ -17,6 +18,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+
+from tests.release import EXTRAS, PYTHONS, compare, interpreter
 
 PROJECT = Path(__file__).resolve().parents[1]
 
@@ -74,6 +77,62 @@ def test_a_wheel_made_through_the_source_archive_is_the_same(wheel: Path, tmp_pa
         archive.extractall(tmp_path, filter="data")
     through = build("wheel", next(folder for folder in tmp_path.iterdir() if folder.is_dir()), tmp_path / "through")
     assert sorted(zipfile.ZipFile(through).namelist()) == sorted(zipfile.ZipFile(wheel).namelist())
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_a_release_runs_in_empty_environments(extra: str, tmp_path: Path) -> None:
+    """On each Python that this machine has; `make release` says which it lacks."""
+    pythons = [version for version in PYTHONS if interpreter(version)]
+    command = [sys.executable, "-m", "tests.release", "--out", str(tmp_path / "dist"), "--extra", extra, "--python"]
+    done = subprocess.run([*command, *pythons], cwd=PROJECT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("tried: ") == len(pythons) and "trnflow-0.1.0.tar.gz" in done.stdout
+
+
+def test_a_release_whose_archive_gives_another_wheel_is_refused(wheel: Path, tmp_path: Path) -> None:
+    poorer = tmp_path / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(poorer, "w") as file:
+        for entry in whole.infolist():
+            if not entry.filename.endswith("conf/demo.yaml"):
+                file.writestr(entry, whole.read(entry))
+    archive = build("sdist", PROJECT, tmp_path)
+    compare(wheel, archive)
+    with pytest.raises(SystemExit, match=r"gives another wheel than trnflow-"):
+        compare(poorer, archive)
+
+
+def test_a_python_that_does_not_run_is_passed_over(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A shim of pyenv fails where its version is not chosen; the version itself runs."""
+    for name, program in {"python3.12": "exit 127", "versions/3.12.9/bin/python": "exit 0"}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(f"#!/bin/sh\n{program}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    assert interpreter("3.12") == str(tmp_path / "versions/3.12.9/bin/python")
+    assert interpreter("3.10") is None
+
+
+def readme_installs() -> list[str]:
+    """The arguments of the README's `pip install` commands, without their comments."""
+    return re.findall(r"^    pip install (.+?)(?: {2,}#.*)?$", (PROJECT / "README.md").read_text(), re.MULTILINE)
+
+
+def test_the_readme_installs_without_a_clone(wheel: Path, tmp_path: Path) -> None:
+    """The commands of the README, with this clone in place of the placeholder, and the wheel where it lies."""
+    by_git, by_wheel = (shlex.split(line)[0] for line in readme_installs())
+    assert Path(by_wheel).name == wheel.name
+    if not (PROJECT / ".git").exists():
+        pytest.skip("no clone")
+    # the dependencies are those of this environment, hatchling too
+    python = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    for number, what in enumerate((by_git.replace("https://YOUR-GIT-HOST/trnflow", PROJECT.as_uri()), str(wheel))):
+        place = tmp_path / str(number)
+        done = subprocess.run([*python, "--target", str(place), what], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (place / "trnflow/flows/conf/demo.yaml").exists() and (place / "trnflow/tasks/train.py").exists()
 
 
 def test_own_folders_flows_and_tasks_are_importable_beside_the_wheel(installed: Path, tmp_path: Path) -> None:
@@ -183,7 +242,7 @@ def test_torch_xla_is_installed_by_its_extra_alone(wheel: Path) -> None:
 def test_make_help_lists_every_target() -> None:
     done = subprocess.run(["make", "help"], cwd=PROJECT, capture_output=True, text=True, check=True)
     listed = {line.split()[0] for line in done.stdout.splitlines() if line.strip()}
-    assert {"help", "setup", "run", "test", "check", "bench", "plan", "ui", "up", "down", "clean"} <= listed
+    assert {"help", "setup", "run", "test", "check", "release", "bench", "plan", "ui", "up", "down", "clean"} <= listed
 
 
 def test_make_has_a_folder_of_its_own_for_each_lock() -> None:

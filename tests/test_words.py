@@ -1,4 +1,5 @@
-"""The words of the code stay within limits, which are lowered as the code gets better: `python -m tests.words`."""
+"""The words of code and pages stay within limits, which are lowered as they get better: `python -m tests.words` and
+`python -m tests.page_words`."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import re
 
 import pytest
 
+from tests import page_words
 from tests.words import PROJECT, Words, gloss_pattern, measure
 
 MOST_WORDS_PER_CODE_LINE = 2.1
@@ -15,6 +17,7 @@ MOST_LONGER_THAN_BODY = 55
 MOST_PRIVATE_OF_SEVERAL_LINES = 5
 MOST_LONG_MODULE_DOCSTRINGS = 8
 MOST_GLOSSES = 3
+MOST_LONG_SENTENCES = 164
 
 
 @pytest.fixture(scope="module")
@@ -54,3 +57,18 @@ def test_the_glossary_has_each_word_once_in_order() -> None:
     text = (PROJECT / "docs" / "glossary.md").read_text()
     words = [word.lower() for word in re.findall(r"^- \*\*(.+?)\*\*", text, re.MULTILINE)]
     assert words == sorted(set(words))
+
+
+def test_sentences_of_the_pages_are_short_and_name_their_subject_first() -> None:
+    found = page_words.measure()
+    assert len(found) > 2000
+    long = [sentence for sentence in found if sentence.is_long]
+    assert len(long) <= MOST_LONG_SENTENCES, "python -m tests.page_words --list"
+    assert not [sentence for sentence in found if sentence.begins_with_of]
+
+
+def test_sentences_are_told_from_code_tables_and_lists() -> None:
+    text = "# A title\n\nOne. Two of\n[it](docs/a.md). **Of three.** x\n\n    code. More\n\n| a. B |\n\n- Four\n- five: six.\n"
+    found = [sentence for line in page_words.paragraphs(text) for sentence in page_words.sentences(line)]
+    assert found == ["One.", "Two of [it].", "**Of three.** x", "Four", "five: six."]
+    assert [sentence for sentence in found if page_words.Sentence("", sentence).begins_with_of] == ["**Of three.** x"]

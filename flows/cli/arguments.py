@@ -18,9 +18,10 @@ def add_command(
     command: Callable[[Namespace], int],
     parent: ArgumentParser,
     text: str,
+    more: str = "",
 ) -> ArgumentParser:
-    """Add a command with the arguments of `parent`, and return its parser for its own. text: its line of help."""
-    parser = sub.add_parser(name, parents=[parent], help=text)
+    """Add a command with the arguments of `parent`; return its parser. text: its line of help; more: of its own help."""
+    parser = sub.add_parser(name, parents=[parent], help=text, description=f"{text}{more}")
     parser.set_defaults(command=command)
     return parser
 

@@ -91,8 +91,11 @@ class Asked:
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
-    text = "say whether schedule, queue, store and champions are well; exit code 1 if not, 3 if answers are missing"
-    parser = add_command(sub, "health", health, store, text)
+    text, more = (
+        "say whether schedule, queue, store and champions are well",
+        "; exit code 1 if not, 3 if answers are missing",
+    )
+    parser = add_command(sub, "health", health, store, text, more)
     parser.add_argument(
         "recipe", metavar="RECIPE", nargs="?", help="a recipe's name or file; default: all of the store"
     )

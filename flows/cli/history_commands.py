@@ -31,9 +31,7 @@ from trnflow.tasks.system.whole_file import write_whole
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
-    ancestry = add_command(
-        sub, "lineage", lineage, store, "print what an artifact was made of, and what was made of it"
-    )
+    ancestry = add_command(sub, "lineage", lineage, store, "print what a model was made of, and what was made of it")
     ancestry.add_argument("artifact", metavar="DIGEST|RUN", help="a digest or its beginning; of a run, its model")
     pair = add_command(sub, "diff", diff, store, "print how two runs differ: settings, data, code, metrics")
     pair.add_argument("before", metavar="RUN", help=RUN_NAMES)

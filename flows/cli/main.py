@@ -21,6 +21,7 @@ from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
 
+from trnflow.flows.cli.headings import help_page
 from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
 from trnflow.tasks.errors import ConfigError, Interrupted, Terminated, TrnflowError, unexpected
 from trnflow.tasks.launch.memory_watch import watch_memory
@@ -54,7 +55,7 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "service_commands": (("doctor", "up", "down", "deploy", "worker", "ui"), ("common",)),
     "completion": (("completion",), ("common",)),
 }
-"""{module in flows/cli: (its commands, the parents of `add_commands`)}, in the order of `trnflow --help`. A command
+"""{module in flows/cli: (its commands, the parents of `add_commands`)}; headings.py has the order of `trnflow --help`. A command
 imports its own module alone: all of them take a third of the time of `trnflow plan`."""
 
 WATCHED = ("new", "predict")
@@ -172,6 +173,14 @@ class _Parser(argparse.ArgumentParser):
         super().error(message)
 
 
+class _TopParser(_Parser):
+    """The parser of `trnflow` alone, whose help stands under headings."""
+
+    def format_help(self) -> str:
+        sub = next(action for action in self._actions if isinstance(action, argparse._SubParsersAction))
+        return help_page({choice.dest: choice.help or "" for choice in sub._get_subactions()})
+
+
 class _PrintVersion(argparse.Action):
     """Print the version of the installed package, which takes 20 ms to find, and exit."""
 
@@ -200,13 +209,9 @@ def parser(command: str | None = None) -> argparse.ArgumentParser:
     store.add_argument("--store", metavar="ROOT", help="a folder or URL; default: TRNFLOW_STORE, else <home>/store")
     parents = {"common": common, "recipe": recipe, "online": online, "store": store}
 
-    top = _Parser(
-        prog="trnflow",
-        description="Fine-tune Hugging Face models in cacheable stages.",
-        epilog="Any setting of a recipe can be overridden: `trnflow run demo train.epochs=3 data.source=./rows`.",
-    )
+    top = _TopParser(prog="trnflow")
     top.add_argument("--version", action=_PrintVersion, nargs=0, help="print the version and exit")
-    sub = top.add_subparsers(required=True, metavar="COMMAND")
+    sub = top.add_subparsers(required=True, metavar="COMMAND", parser_class=_Parser)
     needed = [name for name, (commands, _) in GROUPS.items() if command in commands and command != "completion"]
     for name in needed or GROUPS:
         import_module(f"trnflow.flows.cli.{name}").add_commands(sub, *(parents[parent] for parent in GROUPS[name][1]))

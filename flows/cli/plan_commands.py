@@ -34,11 +34,11 @@ from trnflow.tasks.training.memory.trace_process import trace_in_process
 def add_commands(sub: Any, recipe: ArgumentParser) -> None:
     expected = add_command(sub, "plan", plan, recipe, "print what would run, why, and what it is expected to cost")
     expected.add_argument("--trace", action="store_true", help="trace the memory that training needs: takes seconds")
-    why = add_command(sub, "explain", explain, recipe, "print what changed since the nearest past run of a stage")
+    why = add_command(sub, "explain", explain, recipe, "print why a stage runs: what changed since its last run")
     why.add_argument("stage")
     made = add_command(sub, "show", show, recipe, "print the artifacts of a recipe, or one of them in full")
     made.add_argument("stage", nargs="?")
-    copy = add_command(sub, "get", get, recipe, "copy a stage's artifact, of a recipe or any model, into a new folder")
+    copy = add_command(sub, "get", get, recipe, "copy a model, or a stage's artifact, into a new folder")
     copy.add_argument("stage")
     copy.add_argument("dest")
 

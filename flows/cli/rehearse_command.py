@@ -22,7 +22,7 @@ def add_commands(sub: _SubParsersAction[ArgumentParser], online: ArgumentParser)
         "rehearse",
         rehearse_recipe,
         online,
-        "run every stage on a few rows with a small model, and find what would fail",
+        "run every stage on a few rows, and find what would fail",
     )
     parser.epilog = (
         "A rehearsal can't find a bad learning rate, a loss that diverges after hours, or what goes wrong only at full "

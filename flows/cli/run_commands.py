@@ -15,6 +15,7 @@ from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import DATA_STAGES, STAGES, finetune
 from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.sections import TrackingConfig
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.expected_time import expect_training
 from trnflow.flows.runner.mlflow_log import trackers
@@ -25,6 +26,7 @@ from trnflow.flows.runner.warm_parents import start_warm_parents
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.system.home import home_folder
+from trnflow.tasks.system.redaction import scrub
 
 
 def add_commands(sub: Any, online: ArgumentParser) -> None:
@@ -43,7 +45,7 @@ def add_commands(sub: Any, online: ArgumentParser) -> None:
         action="store_true",
         help="leave the other stages to a job: submit it (launch.kind), or print the command that runs it",
     )
-    data = add_command(sub, "prepare", run, stages, "run the data stages alone, on a machine without an accelerator")
+    data = add_command(sub, "prepare", run, stages, "run the data stages alone; needs no accelerator")
     data.set_defaults(until=DATA_STAGES[-1], detach=False)
 
 
@@ -167,18 +169,24 @@ def _run_directly(context: RunContext, what: Options, progress: Progress, warnin
     """Run without Prefect. warning: a note of the run."""
     direct = context.for_run(EventLog(progress, *trackers(context.recipe, context.store)))
     direct.notes += [warning] * bool(warning)
-    return run_graph(finetune(context.recipe), direct, what)
+    result = run_graph(finetune(context.recipe), direct, what)
+    result.printed = [scrub(warning)] * bool(warning)
+    return result
 
 
 def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
+    """Print how a run ended, its notes, and the table of its stages, which ends with the verdict."""
     from trnflow.flows.services.pages import pages
 
-    tell("", *report.table(result.steps), "")
     if idle:
-        tell(f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)")
+        tell("", f"nothing to do: every stage of {recipe.name} was a hit ({result.record['seconds']:.2f} s)")
     elif result.error is None:
         seconds, dollars = result.record["seconds"], result.record["dollars"]
         cost = f" (${dollars:.2f} on {recipe.hardware.name})" if dollars else ""
-        tell(f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}")
-    tell(*pages(home_folder(), recipe.tracking, recipe.folder("tracking.uri")))
-    tell(*(f"note: {note}" for note in result.notes))  # the verdict is the last of them
+        tell("", f"{recipe.name} done in {report.seconds(seconds)} s{cost}; run {result.run}; pages: `trnflow ui`")
+    tracking = recipe.tracking
+    if tracking.enabled and (tracking.uri or tracking.experiment != TrackingConfig().experiment):
+        # `trnflow ui` knows no recipe
+        tell(pages(home_folder(), tracking, recipe.folder("tracking.uri"))[1])
+    tell(*(f"note: {note}" for note in result.notes if note not in (*result.printed, *result.verdict)))
+    tell("", *report.table(result.steps), *report.verdict(result.verdict, result.steps))

@@ -21,8 +21,8 @@ def add_commands(sub: Any, common: ArgumentParser) -> None:
         ("doctor", doctor, "check this machine: packages, memory, store, devices"),
         ("up", up, "start the local Prefect server"),
         ("down", down, "stop the local Prefect server"),
-        ("deploy", deploy, "register the deployments of ./prefect.yaml with the Prefect server"),
-        ("worker", worker, "start a Prefect worker that runs deployments, until Ctrl-C"),
+        ("deploy", deploy, "give Prefect the schedules of ./prefect.yaml"),
+        ("worker", worker, "run what is scheduled or started from Prefect, until Ctrl-C"),
         ("ui", ui, "print the addresses of the Prefect and MLflow pages"),
     ):
         parser = add_command(sub, name, command, common, text)

@@ -31,7 +31,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     check.add_argument(
         "--repair", action="store_true", help="move damaged files to quarantine; the stages that need them run again"
     )
-    collect = add_command(sub, "gc", gc, store, "print what garbage collection would remove; with --yes, remove it")
+    collect = add_command(sub, "gc", gc, store, "print what may be removed; with --yes, remove it")
     collect.add_argument(
         "--yes", action="store_true", help="move garbage to the trash, and free what the trash held for a grace period"
     )
@@ -50,7 +50,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
         "--grace", type=number(float, 0), default=Policy.grace, metavar="SECONDS",
         help="keep everything younger (%(default)s); must be longer than a run takes from one stage to the next",
     )  # fmt: skip
-    keep = add_command(sub, "pin", pin, store, "keep an artifact, or all of a run, whatever gc's options")
+    keep = add_command(sub, "pin", pin, store, "keep an artifact, or all of a run, whatever gc is asked")
     keep.add_argument("target", metavar="DIGEST|RUN", help="a digest or a run, or RECIPE@champion")
     keep.add_argument("--name", help="default: the run's id, or the beginning of the digest")
     drop = add_command(sub, "unpin", unpin, store, "remove a pin")

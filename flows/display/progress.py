@@ -1,7 +1,7 @@
 """Show the progress of stages: on a terminal in one line that is refreshed, elsewhere as lines of a log.
 
-Values are the last that the stage reported: no display waits for a device. A log (nohup, CI, Slurm) gets a line when
-training reports its loss, once in ten seconds at most, and after sixty seconds without one.
+Values are the last that the stage reported: no display waits for a device. A log (nohup, CI, Slurm) gets a line every
+ten seconds, with the loss where training has just reported it.
 """
 
 from __future__ import annotations
@@ -21,10 +21,7 @@ from trnflow.tasks.system.log_lines import LogLines
 from trnflow.tasks.system.terminal import one_line
 
 LOG_SECONDS = 10.0
-"""The shortest time between two lines of training in a log."""
-
-SILENT_SECONDS = 60.0
-"""The seconds without a line after which a line with the last known figures is written to a log."""
+"""The time between two lines of a log while a stage runs."""
 
 REFRESHES = 4
 """The number of times per second that the terminal's line is refreshed."""
@@ -148,9 +145,9 @@ class Lines:
                 self._log(self._progress)
 
     def tick(self) -> None:
-        """Write the progress if a stage runs and no line was written for sixty seconds."""
+        """Write the progress if a stage runs and no line was written for ten seconds."""
         with self._lock:
-            if self._progress is not None and self._clock() - self._spoke >= SILENT_SECONDS:
+            if self._progress is not None and self._clock() - self._spoke >= LOG_SECONDS:
                 self._log(self._progress)
 
     def end(self) -> None:

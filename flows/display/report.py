@@ -36,6 +36,13 @@ def table(steps: list[Step]) -> list[str]:
     return aligned(rows)
 
 
+def verdict(sentences: Sequence[str], steps: list[Step]) -> list[str]:
+    """Return the last lines of the table of these steps: what an evaluation says of the model, a sentence a line."""
+    width = max((len(step.name) for step in steps), default=0)
+    names = ("verdict", *[""] * len(sentences))
+    return [f"{name:<{width}}  {one_line(text)}" for name, text in zip(names, sentences, strict=False)]
+
+
 def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> list[str]:
     """Return the table of a plan: stage, action, expected seconds and size, and why, with totals if any stage is due.
 

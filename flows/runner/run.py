@@ -45,6 +45,8 @@ class Result:
     Attributes:
         steps: The steps that were settled, in order.
         notes: Sentences for the user.
+        verdict: Those of the notes that a stage says of its result, the last of them.
+        printed: Those that a command printed when the run began.
         error: Why the run failed or was cancelled; None if it completed.
         record: The run record.
         prefect_lost: Whether Prefect's server stopped answering.
@@ -54,6 +56,8 @@ class Result:
     run: str
     steps: list[Step] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    verdict: list[str] = field(default_factory=list)
+    printed: list[str] = field(default_factory=list)
     error: TrnflowError | None = None
     record: RunRecord = field(default_factory=RunRecord)
     prefect_lost: bool = False
@@ -106,8 +110,9 @@ def run(graph: Graph, context: RunContext, options: Options, *, around: Around =
                 result.steps, result.start = [step for step in plan.until(options) if step.settled], plan.start
             notes = [*(plan.notes if plan else ()), *context.notes]
             # what a stage says of its result stands last
-            notes += [note for step in result.steps if step.artifact for note in step.artifact.meta.get("notes", ())]
-            result.notes = [scrub(note) for note in dict.fromkeys(notes)]
+            verdict = [note for step in result.steps if step.artifact for note in step.artifact.meta.get("notes", ())]
+            result.notes = [scrub(note) for note in dict.fromkeys([*notes, *verdict])]
+            result.verdict = [scrub(note) for note in verdict]
             context.store.memo.save()
             if options.record:
                 _put_on_record(context, result)

@@ -308,7 +308,9 @@ def the_verdict_and_the_curves(shell: InProcessShell, got: Path, strong: str, we
     written = Path(shell.json("report", strong)["path"]).read_text()
     assert written.count("<h3>learning_rate") == 1
     lines = weak.splitlines()
-    assert "the model is worse than the simple baseline" in "".join(lines[-3:]) and lines[-1].startswith("note: ")
+    verdict = [line[16:] for line in lines[lines.index(next(row for row in lines if row.startswith("verdict"))) :]]
+    assert verdict[0].startswith("accuracy ") and "the model is worse than the simple baseline" in "".join(verdict)
+    assert lines[-len(verdict) - 1].startswith("evaluate_model ")
     store = Store(str(shell.folder / ".trnflow/store"), shell.folder / ".trnflow")
     curves = tr.Run(store, strong).curves
     assert curves.to_dict("records")[-1].items() >= report["curves"][-1].items() and len(curves) == len(

@@ -23,9 +23,7 @@ from trnflow.tasks.store.ledger.entries import Entry, Forced, Outcome
 
 def add_commands(sub: Any, recipe: ArgumentParser, online: ArgumentParser, store: ArgumentParser) -> None:
     add_command(sub, "freeze", freeze, online, "keep the present test rows, to compare models on them")
-    better = add_command(
-        sub, "promote", promote, online, "make a model the champion if it is better on the frozen rows"
-    )
+    better = add_command(sub, "promote", promote, online, "make a model the champion if it is better on frozen rows")
     better.add_argument(
         "challenger",
         nargs="?",

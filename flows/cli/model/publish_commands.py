@@ -13,9 +13,7 @@ from trnflow.flows.models import find_model
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
-    send = add_command(
-        sub, "publish", publish, store, "copy a model, an adapter or an export to a folder, s3://... or a hub"
-    )
+    send = add_command(sub, "publish", publish, store, "copy a model or an export to a folder, S3 or the hub")
     add_model(send)
     send.add_argument("to", metavar="DIR|s3://...|hf://USER/NAME")
     send.add_argument("--what", choices=[*KINDS], default="model", help="what is published (%(default)s)")

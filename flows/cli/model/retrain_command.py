@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 
 
 def add_commands(sub: Any, online: ArgumentParser) -> None:
-    again = add_command(
-        sub, "retrain", retrain, online, "train again if anything changed; promote the model if it is better"
-    )
+    again = add_command(sub, "retrain", retrain, online, "train again if anything changed; promote a better model")
     again.add_argument("--dry-run", action="store_true", help="say what would be judged and why; train nothing")
     again.add_argument("--wait", action="store_true", help="wait while another retrain of the recipe is under way")
     again.add_argument("--direct", action="store_true", help="run without Prefect")

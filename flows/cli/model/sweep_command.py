@@ -21,14 +21,13 @@ from trnflow.tasks.sources.resolver import Answers
 if TYPE_CHECKING:
     from trnflow.flows.sweeps.files import SweepDocument
 
+SYNTAX = ": section.setting=1e-5..1e-4:log, low..high or a,b,c for each that varies"
 OPTIONS = ("within", "trials", "metric", "direction", "sampler", "parallel", "name")
 """Options that set the settings of the same name in the section `sweep`."""
 
 
 def add_commands(sub: Any, online: ArgumentParser) -> None:
-    found = add_command(
-        sub, "sweep", run_sweep, online, "run a recipe with varied settings: section.setting=1e-5..1e-4:log or =a,b,c"
-    )
+    found = add_command(sub, "sweep", run_sweep, online, "vary settings, and run all stages with the best", SYNTAX)
     found.add_argument(
         "--within", metavar="TIME", help="try a ladder of good settings for so long, such as 30m, and vary nothing else"
     )

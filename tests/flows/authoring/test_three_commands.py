@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -77,14 +79,48 @@ def test_alpaca_and_trl(shell: Shell) -> None:
     answers(shell, "trl.yaml", "the printer is broken ->")
 
 
-def test_the_commands_of_the_readme(shell: Shell) -> None:
-    """The file that the README names; settings that make a toy of it are the only addition."""
+def write_tickets(folder: Path) -> None:
     rows = (PROJECT / "tasks/data/load/rows/tickets.jsonl").read_text().splitlines()
     cells = [json.loads(row) for row in rows]
     table = "text,team\n" + "".join(f'"{cell["text"]}",{cell["team"]}\n' for cell in cells)
-    (shell.folder / "tickets.csv").write_text(table)
+    (folder / "tickets.csv").write_text(table)
+
+
+def blurred(text: str) -> list[str]:
+    """Return a text's lines without what differs from run to run: numbers, digests, how wide a column is."""
+    return [" ".join(re.sub(r"\b\d[\w.:-]*|\b[0-9a-f]{12}\b", "#", line).split()) for line in text.splitlines()]
+
+
+def test_the_commands_of_the_readme(shell: Shell) -> None:
+    """The file that the README names; settings that make a toy of it are the only addition. Each line that the README
+    shows as printed is printed, but for numbers, and the end of a line that the README cuts off."""
+    write_tickets(shell.folder)
     section = (PROJECT / "README.md").read_text().partition("## Your own data")[2].partition("## ")[0]
     commands = re.findall(r"^    trnflow (new|run|predict) (.*?)(?: {2,}#.*| # .*)?$", section, re.MULTILINE)
     assert [command for command, _ in commands[:3]] == ["new", "run", "predict"]
-    assert shell("new", "tickets.csv", *TOY).returncode == 0
-    answers(shell, "tickets.yaml", re.findall(r'"(.*?)"', commands[2][1])[0])
+    shown = [re.findall(r"^        (.+)$", part, re.MULTILINE) for part in re.split(r"(?m)^    trnflow ", section)[1:4]]
+    assert all(shown)
+    made = shell("new", "tickets.csv", *TOY)
+    assert made.returncode == 0 and not {*shown[0]} - {*made.stdout.splitlines()}
+    ran = shell("run", "tickets.yaml", "--direct")
+    assert ran.returncode == 0, ran.stderr
+    printed = blurred(ran.stdout + ran.stderr)
+    assert not [line for line in blurred("\n".join(shown[1])) if not any(out.startswith(line) for out in printed)]
+    text = re.findall(r'"(.*?)"', commands[2][1])[0]
+    answer = shell("predict", "tickets.yaml", text).stdout.strip()
+    assert all(re.fullmatch(rf"[\d.]+  [a-z]+  {text}", line) for line in (answer, *shown[2]))
+    answers(shell, "tickets.yaml", text)
+
+
+def test_the_python_of_the_readme(shell: Shell) -> None:
+    """As written, but that `classify` has the toy's settings and a model that needs no hub."""
+    write_tickets(shell.folder)
+    assert shell("new", "tickets.csv", "name=toy", *TOY).returncode == 0
+    code = (PROJECT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
+    assert len(code.strip().splitlines()) <= 8
+    (shell.folder / "readme.py").write_text(code.replace('"classify"', '"toy.yaml"'))
+    program = [sys.executable, "readme.py"]
+    environ = shell.environ | {"PYTHONPATH": str(PROJECT)}
+    ran = subprocess.run(program, cwd=shell.folder, env=environ, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert "evaluate_model" in ran.stdout and "my parcel never came" in ran.stdout

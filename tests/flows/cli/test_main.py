@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -152,6 +153,21 @@ def test_an_empty_split_is_named(trnflow: Shell) -> None:
     assert "test" in trnflow.error("run", "mine.yaml", "--until", *DATA, code=1)
 
 
+def test_a_run_prints_each_thing_once_and_its_table_last(trnflow: Shell) -> None:
+    """A server that is away is said when the run begins, no address of MLflow fills three lines, and the table ends it."""
+    shell = Shell(trnflow.folder)
+    done = shell("run", "mine.yaml", "--until", "load_data", PREFECT_API_URL="http://127.0.0.1:9/api")
+    assert done.returncode == 0, done.stderr
+    printed = done.stderr + done.stdout
+    assert printed.count("can't be reached") == 1 and "the run goes on without Prefect" in done.stderr
+    lines = done.stdout.splitlines()
+    assert "mlflow:" not in printed and lines[1].endswith("; pages: `trnflow ui`")
+    assert lines[-1].startswith("load_data  ") and lines[-3].startswith("stage  ")
+    # a tracking server of the recipe's own is one that `trnflow ui` does not know
+    named = shell("run", "mine.yaml", "--until", "load_data", "--direct", "tracking.experiment=mine").stdout
+    assert named.count("mlflow:  http://") == 1
+
+
 def test_an_unwritable_store_is_named(trnflow: Shell) -> None:
     (trnflow.folder / "file").write_text("")
     command, store = ("run", "mine.yaml", "--until", *DATA), str(trnflow.folder / "file/store")
@@ -185,6 +201,20 @@ def test_each_module_adds_the_commands_that_the_table_says() -> None:
     for name in commands:
         own = next(a for a in parser(name)._actions if isinstance(a, argparse._SubParsersAction)).choices
         assert name in own and own[name].format_help() == commands[name].format_help()
+
+
+def test_each_command_stands_under_one_heading_of_the_help_in_a_short_line(trnflow: Shell) -> None:
+    """The page as printed: eight headings, each command once, `more` is not where everything goes."""
+    page, commands = trnflow("--help").stdout, [name for names, _ in GROUPS.values() for name in names]
+    blocks = [block.splitlines() for block in page.split("\n\n")]
+    headings = {block[0]: block[1:] for block in blocks if re.fullmatch(r"[a-z ]+", block[0])}
+    assert [*headings] == [
+        "start", "run", "look", "models", "data and store", "every night", "machines", "more",
+    ]  # fmt: skip
+    rows = [re.fullmatch(r"  ([a-z]+) +(.+)", row) for rows in headings.values() for row in rows]
+    assert sorted(row[1] for row in rows) == sorted(commands)
+    assert not [row[0] for row in rows if len(row[2]) > 60]
+    assert len(headings["more"]) <= 4 and max(len(line) for line in page.splitlines()) <= 84
 
 
 def test_with_json_lines_all_on_stderr_is_objects_without_secrets(trnflow: Shell) -> None:

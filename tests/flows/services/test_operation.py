@@ -1,4 +1,4 @@
-"""The commands of docs/operation.md, as written there, in an empty home; a schedule that fires; a run that is cancelled."""
+"""The commands of docs/prefect.md, as written there, in an empty home; a schedule that fires; a run that is cancelled."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ QUICK = ["tracking.enabled=false", "data.limit=50"]
 
 
 def documented_commands() -> list[str]:
-    """The `make` commands of the section on Prefect in docs/operation.md."""
-    section = (PROJECT / "docs/operation.md").read_text().partition("## Prefect and MLflow")[2].partition("\n## ")[0]
+    """The `make` commands of the section on the server in docs/prefect.md."""
+    section = (PROJECT / "docs/prefect.md").read_text().partition("## Server, worker, pages")[2].partition("\n## ")[0]
     return re.findall(r"^    (make \w+) ", section, re.MULTILINE)
 
 
