@@ -34,6 +34,11 @@ SECTIONS = (
         "[what it asks](own-data.md#what-it-asks).",
     ),
     Section(
+        "A config of another program",
+        ("flows/translation",),
+        "The error names the key and its line. What has another name here stands in [coming from](coming-from.md).",
+    ),
+    Section(
         "A recipe, a setting, an override",
         ("flows/recipes", "tasks/config", "flows/finetune", "flows/python"),
         "The error names file and line. `trnflow settings NAME` describes a setting, `trnflow config RECIPE` prints all: "

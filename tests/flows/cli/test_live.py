@@ -44,7 +44,7 @@ def test_a_run_is_watched_until_it_ends(tmp_path: Path) -> None:
         assert listed["seconds"] > 0 and listed["step"] <= listed["of"] == 100
         assert {name: listed[name] for name in listed.keys() - {"seconds", "step", "of", "eta"}} == {
             "run": RUN, "recipe": "toy", "outcome": "running", "ended": None, "hit": None, "ran": None, "skip": None,
-            "metrics": {}, "stage": "wait_for", "unit": "looks",
+            "metrics": {}, "stage": "wait_for", "unit": "looks", "job": None,
         }  # fmt: skip
         assert "wait_for" in (line := shell("runs").stdout.splitlines()[-1]) and line.endswith("/100 looks")
         until(lambda: "a line of the stage" in shell("logs", "2026").stdout)
