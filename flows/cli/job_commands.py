@@ -16,7 +16,7 @@ from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import finetune
 from trnflow.flows.jobs.listing import Job, list_jobs, runs_of, stop_file
-from trnflow.flows.jobs.order import parse_uri
+from trnflow.flows.jobs.order import job_name, parse_uri
 from trnflow.flows.jobs.platforms import platform_named
 from trnflow.flows.jobs.work import work
 from trnflow.flows.recipes.files import hardware_price
@@ -30,6 +30,7 @@ from trnflow.tasks.system.terminal import one_line
 LOOK_SECONDS = 5.0
 COPY_SECONDS = 60.0
 """How long a run that has begun may take to copy its first event."""
+NOT_RUNNING = ("queued", "ordered", "stopped", "killed")
 HEAD = ("job", "recipe", "state", "platform", "ticket", "run", "host", "stage", "ended", "why")
 
 
@@ -99,10 +100,10 @@ def jobs(options: Namespace) -> int:
 
 def _at_platform(job: Job, store: Store) -> Job:
     """Return a job as `queued` if its platform has it, and it does not run."""
-    if job["platform"] is None or job["state"] not in ("ordered", "stopped", "killed"):
+    if job["platform"] is None or job["state"] not in NOT_RUNNING:
         return job
     with contextlib.suppress(ConfigError, MachineError):
-        if platform_named(job["platform"], store).find(job["job"]) is not None:
+        if platform_named(job["platform"], store).find(job_name(store.root, job["job"])) is not None:
             return Job(**{**job, "state": "queued"})
     return job
 
@@ -132,12 +133,13 @@ def _named(text: str, found: list[Job]) -> Job:
 
 
 def _cancel(store: Store, one: Job, options: Namespace) -> int:
-    if one["state"] == "queued":
-        platform = platform_named(str(one["platform"]), store)
-        if (ticket := platform.find(one["job"])) is not None:
+    if one["platform"] is not None and one["state"] in NOT_RUNNING:
+        # asked once more: the list leaves out what the platform did not answer
+        platform = platform_named(one["platform"], store)
+        if (ticket := platform.find(job_name(store.root, one["job"]))) is not None:
             platform.end(ticket)
-        emit(options, {"job": one["job"], "run": None}, f"job {one['job']} was taken out of the queue")
-        return 0
+            emit(options, {"job": one["job"], "run": None}, f"job {one['job']} was taken out of the queue")
+            return 0
     if one["state"] != "running" or one["run"] is None:
         raise ConfigError(f"job {one['job']} does not run: it is {one['state']}", "`trnflow jobs` lists those that do")
     store.backend.create(stop_file(one["job"], one["run"]), b"")

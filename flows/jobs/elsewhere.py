@@ -9,7 +9,7 @@ import time
 
 from trnflow.flows.jobs.carry import Carried
 from trnflow.flows.jobs.following import AGAIN, FollowedJob, ended_stages
-from trnflow.flows.jobs.listing import read_document, runs_of
+from trnflow.flows.jobs.listing import read_document, runs_of, stop_file
 from trnflow.flows.jobs.machines import Machines, machine_of
 from trnflow.flows.jobs.order import JobUri, carried_for, keep_order, order_anew, result_file, write_order
 from trnflow.flows.jobs.platforms import platform_of
@@ -23,7 +23,7 @@ from trnflow.flows.runner.run_log import say, write_step
 from trnflow.flows.runner.stored import Stored, check_record
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import JobSubmission, KeyDocument, RecordedStage
-from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError
+from trnflow.tasks.errors import BlobLost, ConfigError, Interrupted, MachineError, TrnflowError
 from trnflow.tasks.platforms.protocol import Platform
 from trnflow.tasks.store import Store
 
@@ -150,24 +150,26 @@ class Elsewhere:
     def _submitted(self, context: RunContext, uri: JobUri, stage: str | None = None) -> JobSubmission:
         store, platform = context.store, self._platform
         assert platform is not None
-        ticket = platform.find(uri.id)
-        if ticket is not None:
+        ticket = platform.find(uri.name)
+        if ticket is not None and not _is_ending(store, uri.id):
             context.log.note(f"job {uri.id}: joined {platform.kind} {ticket}", stage=stage)
             known = [each for each in submissions_of(store, uri.id) if each["ticket"] == ticket]
             return known[-1] if known else write_submission(store, uri.id, platform.kind, ticket, ())
         order_anew(store, uri)
         earlier = runs_of(store, uri.id)
+        ticket = None
         command = [self._launch.python or platform.python, "-P", "-m", "trnflow", "job", str(uri)]
         try:
-            ticket = platform.submit(uri.id, command)
+            ticket = platform.submit(uri.name, command)
             submission = write_submission(store, uri.id, platform.kind, ticket, earlier)
             # from now on gc keeps the job; it may have begun to collect an old one
             keep_order(store, uri)
-        except BaseException:
-            # the platform may have taken it all the same
-            with contextlib.suppress(MachineError):
-                if (left := platform.find(uri.id)) is not None:
-                    platform.end(left)
+        except BaseException as error:
+            # refused, there is none of ours; else the platform may have taken it all the same
+            if ticket is not None or not isinstance(error, ConfigError):
+                with contextlib.suppress(TrnflowError):
+                    if (left := ticket or platform.find(uri.name)) is not None:
+                        platform.end(left)
             raise
         context.log.note(f"job {uri.id}: submitted as {platform.kind} {ticket}", stage=stage)
         return submission
@@ -218,6 +220,14 @@ class Elsewhere:
         except KeyboardInterrupt:
             raise Interrupted(f"job {job.id} goes on stopping", f"`trnflow jobs {job.id}` says when it has") from None
         job.end()
+
+
+def _is_ending(store: Store, job: str) -> bool:
+    """Return whether a job that its platform still has is over: the next one does not wait for that."""
+    result = read_document(store, result_file(job)) or {}
+    if result.get("outcome") == "failed":
+        return True
+    return result.get("outcome") == "stopped" and store.backend.size(stop_file(job, str(result["run"]))) is not None
 
 
 def _same(stored: Stored) -> Stored:

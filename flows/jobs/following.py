@@ -234,7 +234,7 @@ class FollowedJob:
         said = f": {one_line(printed[0])}" if printed else ""
         return MachineError(
             f"{self._platform.kind} ended job {self.id} (its {ticket}) before trnflow began{why}{said}",
-            "see that launch.python is an interpreter with trnflow on the nodes, and that they reach the store",
+            "see that launch.python is an interpreter with trnflow there, and that it reaches the store",
         )
 
 

@@ -25,7 +25,7 @@ from trnflow.tasks.system.json_objects import misfit, read_object
 from trnflow.tasks.system.redaction import hide_secrets
 
 SCHEMA = 1
-ID_DIGITS = 12
+ID_DIGITS, NAME_DIGITS = 12, 8
 URI = re.compile(r"(?P<root>.+)#(?P<digits>[0-9a-f]{64})")
 
 
@@ -78,6 +78,16 @@ class JobUri(NamedTuple):
 
     def __str__(self) -> str:
         return f"{self.root}#{self.digits}"
+
+    @property
+    def name(self) -> str:
+        return job_name(self.root, self.id)
+
+
+def job_name(root: str, job: str) -> str:
+    """Return what a platform calls a job: two stores may have the same order, and each its own job."""
+    place = root if "://" in root else str(Path(root).absolute())
+    return job + sha256_bytes(place.rstrip("/").encode()).removeprefix("sha256:")[:NAME_DIGITS]
 
 
 def parse_uri(text: str) -> JobUri:

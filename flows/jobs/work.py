@@ -74,7 +74,8 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
         os.environ |= {name: values[name] for name in order["environment"] if name in values}
     missing = [name for name in order["environment"] if name not in os.environ]
     if missing:
-        raise ConfigError(f"job {uri.id}: the variable {missing[0]} is not set here", f"export {missing[0]}=...")
+        fix = f"put it into the secret {secret}" if secret else f"export {missing[0]}=..."
+        raise ConfigError(f"job {uri.id}: the variable {missing[0]} is not set here", fix)
     context = _context(store, order, uri).for_run(EventLog(*readers))
     _check_gpu(context.recipe, order)
     context.notes += other_libraries(order["libraries"])

@@ -26,7 +26,7 @@ from trnflow.tasks.config import (
 )
 from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.launch import GRACE_SECONDS
-from trnflow.tasks.platforms.sagemaker import LONGEST_GRACE, LONGEST_KEEP_ALIVE
+from trnflow.tasks.platforms.sagemaker import LONGEST_GRACE, LONGEST_KEEP_ALIVE, MOST_HOURS
 from trnflow.tasks.platforms.slurm import check_times, option_error
 from trnflow.tasks.store.lease import LONGEST_TTL
 from trnflow.tasks.system.compiler_flags import FLAGS
@@ -93,7 +93,8 @@ class LaunchConfig(StageConfig):
     """The Python interpreter there, with trnflow installed: an absolute path. Default: with kind `slurm` the path of this one,
     which the nodes see where they share the disk; with kind `sagemaker` the image's `python3`."""
     max_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
-    """The time limit of a job in hours, for each of its starts. Training saves its state before it, and the job starts again."""
+    """The time limit of a job in hours. Training saves its state before it. With kind `slurm` it is that of each start, and the
+    job starts again; with kind `sagemaker` (672 at most) the same command goes on, in a new job."""
     max_wait_hours: Annotated[float, Field(gt=0, le=8760)] = 24.0
     """The longest time in hours that a job waits for a machine; then it is cancelled. With `spot` also that between stops."""
     retries: Annotated[int, Field(ge=0, le=1000)] = 3
@@ -160,6 +161,8 @@ class LaunchConfig(StageConfig):
             raise ValueError(
                 f"grace_seconds is {self.grace_seconds:g}, and SageMaker gives 120: set it to {LONGEST_GRACE:g} or less"
             )
+        if self.max_hours > MOST_HOURS:
+            raise ValueError(f"max_hours is {self.max_hours:g}, and SageMaker gives {MOST_HOURS} at most: 28 days")
         if self.spot and self.keep_alive_minutes:
             raise ValueError("keep_alive_minutes: SageMaker keeps no spot instance: set it to 0, or spot to false")
         secret = next((name for name, value in self.environment.items() if variables_in(value)), None)

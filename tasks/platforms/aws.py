@@ -12,9 +12,9 @@ TRIES = 8
 """Of a request that is throttled, or that nobody answers, with growing pauses."""
 EXPIRED = frozenset({
     "ExpiredToken", "ExpiredTokenException", "UnrecognizedClientException", "InvalidClientTokenId", "InvalidAccessKeyId",
-    "SignatureDoesNotMatch", "InvalidSignatureException", "AuthFailure", "IncompleteSignature", "RequestExpired",
+    "SignatureDoesNotMatch", "InvalidSignatureException", "AuthFailure", "IncompleteSignature", "RequestExpired", "400",
 })  # fmt: skip
-"""Codes of credentials that are wrong or expired."""
+"""Codes of credentials that are wrong or expired; an answer to HEAD has its number alone."""
 FORBIDDEN = frozenset({"AccessDenied", "AccessDeniedException", "UnauthorizedOperation", "403"})
 THROTTLED = frozenset({"ThrottlingException", "Throttling", "RequestLimitExceeded", "TooManyRequestsException"})
 
@@ -102,7 +102,7 @@ class Aws:
             "NoSuchBucket": "check store.root",
         }
         fix = (
-            "compare the permissions with services/aws/submitter.json"
+            "compare the permissions with services/aws/submitter.json, those of a job's role with role.json"
             if code in FORBIDDEN
             else fixes.get(code, "change it")
         )

@@ -36,8 +36,8 @@ class Platform(Protocol):
     kind: as in `launch.kind`.
     python: the interpreter there, unless `launch.python` names another.
     check: raises ConfigError or MachineError if no job can be submitted; costs nothing.
-    submit: hands over a job (its id in the store, the command), and returns its ticket; raises as `check`.
-    find: returns the ticket of a job that waits or runs, by its id in the store; None without one; raises MachineError.
+    submit: hands over a job (its name, of letters and digits; the command), and returns its ticket; raises as `check`.
+    find: returns the ticket of a job that waits or runs, by its name; None without one; raises MachineError.
     look: returns how a job stands.
     end: ends a job at once, without saving; harmless if it is over; raises MachineError.
     printed: returns the last lines that a job printed; "" if there are none, or they can't be read from here.

@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -29,8 +30,8 @@ LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LAST_EVENTS = 20
 NAMES = 8
 """Tries to find a name that no training job has had."""
-LONGEST_KEEP_ALIVE, MOST_RETRIES = 60, 30
-"""Minutes, and starts, that SageMaker allows."""
+LONGEST_KEEP_ALIVE, MOST_RETRIES, MOST_HOURS = 60, 30, 672
+"""Minutes, starts and hours that SageMaker allows."""
 DEFAULTS: Mapping[str, Any] = {"ResourceConfig": {"VolumeSizeInGB": 100}}
 """What `launch.options` may say otherwise."""
 ALIVE = frozenset({"InProgress", "Stopping"})
@@ -55,8 +56,11 @@ OUR_FIELDS = {
 LEFT_OUT = {
     "CheckpointConfig": "state is kept in the store",
     "InputDataConfig": "data is read from the store",
+    "EnableNetworkIsolation": "the job reads its store in S3",
+    "EnableManagedSpotTraining": "set launch.spot",
+    "Environment": "set launch.environment, whose values the job's description does not show",
 }
-"""{field: why trnflow leaves it out}"""
+"""{field that `launch.options` may not have: why}"""
 
 
 class Pool(NamedTuple):
@@ -116,8 +120,8 @@ class SageMaker:
 
     def submit(self, job: str, command: Sequence[str]) -> str:
         """Create a training job; of two who do so at a time the second joins the first one's."""
-        count = sum(1 for _ in self._named(job))
-        for number in range(count + 1, count + 1 + NAMES):
+        newest = max((_number_of(one["TrainingJobName"], job) or 0 for one in self._named(job)), default=0)
+        for number in range(newest + 1, newest + 1 + NAMES):
             request = self.request(f"{NAME}{job}-{number}", command)
             self._check_request(request)
             ticket = str(request["TrainingJobName"])
@@ -126,7 +130,7 @@ class SageMaker:
             except AwsRefusal as error:
                 if error.code != "ResourceInUse":
                     raise
-                # a name serves once for ever
+                # a name serves once, as long as its job is not deleted
                 if self.look(ticket).state == "ended":
                     continue
             return ticket
@@ -168,9 +172,11 @@ class SageMaker:
         logs = Aws("logs", "CloudWatch")
         try:
             streams = logs.ask("describe_log_streams", logGroupName=LOG_GROUP, logStreamNamePrefix=f"{ticket}/")
-            name = streams["logStreams"][0]["logStreamName"]
+            # of a name that was used again, the newest
+            newest = max(streams["logStreams"], key=lambda stream: stream.get("lastEventTimestamp", 0))
+            name = newest["logStreamName"]
             events = logs.ask("get_log_events", logGroupName=LOG_GROUP, logStreamName=name, limit=LAST_EVENTS)["events"]
-        except (TrnflowError, IndexError):
+        except (TrnflowError, ValueError):
             return ""
         return "\n".join(event["message"] for event in events).strip()
 
@@ -183,7 +189,7 @@ class SageMaker:
             Pool(
                 job["TrainingJobName"],
                 job["ResourceConfig"]["InstanceType"],
-                float(job.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds", 0)),
+                _kept_seconds(job),
             )
             for job in jobs
         ]
@@ -205,7 +211,7 @@ class SageMaker:
             "OutputDataConfig": {"S3OutputPath": f"{self.root.rstrip('/')}/sagemaker"},
             "ResourceConfig": {"InstanceType": self.instance, "InstanceCount": 1},
             "StoppingCondition": {"MaxRuntimeInSeconds": seconds},
-            "Environment": {"TRNFLOW_HOME": HOME, FAILURE_FILE: FAILURE},
+            "Environment": {"TRNFLOW_HOME": HOME, FAILURE_FILE: FAILURE, "AWS_DEFAULT_REGION": self._sagemaker.region},
         }
         if self.secret:
             ours["Environment"][SECRET] = self.secret
@@ -249,11 +255,26 @@ class SageMaker:
         """Yield the training jobs of a job, the newest first."""
         order = {"SortBy": "CreationTime", "SortOrder": "Descending"}
         for page in self._sagemaker.pages("list_training_jobs", NameContains=f"{NAME}{job}-", **order):
-            yield from page["TrainingJobSummaries"]
+            # a name that only contains it is somebody else's
+            yield from (
+                one for one in page["TrainingJobSummaries"] if _number_of(one["TrainingJobName"], job) is not None
+            )
 
     @cached_property
     def _sagemaker(self) -> Aws:
         return Aws("sagemaker", "SageMaker")
+
+
+def _number_of(ticket: str, job: str) -> int | None:
+    """Return which of a job's training jobs has this name; None for another job's."""
+    found = re.fullmatch(rf"{NAME}{re.escape(job)}-(\d+)", ticket)
+    return int(found[1]) if found else None
+
+
+def _kept_seconds(job: Mapping[str, Any]) -> float:
+    """Return how long a job's instance has been kept, by AWS's bill, else by its end."""
+    billed = job.get("WarmPoolStatus", {}).get("ResourceRetainedBillableTimeInSeconds")
+    return float((datetime.now(UTC) - job["TrainingEndTime"]).total_seconds() if billed is None else billed)
 
 
 def secret_values(secret: str) -> dict[str, str]:

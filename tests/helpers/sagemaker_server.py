@@ -160,7 +160,7 @@ class Container:
         algorithm = self.job.algorithm_specification
         command = [*algorithm["ContainerEntrypoint"], *algorithm["ContainerArguments"]]
         environ = {
-            "PATH": os.environ["PATH"], "HOME": "/root", "LANG": "C.UTF-8", "AWS_REGION": REGION, "AWS_DEFAULT_REGION": REGION,
+            "PATH": os.environ["PATH"], "HOME": "/root", "LANG": "C.UTF-8", "AWS_REGION": REGION,
             "AWS_ENDPOINT_URL": self.rehearsal.url, "AWS_ACCESS_KEY_ID": "ROLE", "AWS_SECRET_ACCESS_KEY": "role",
             "TRAINING_JOB_NAME": self.job.training_job_name, **self.environment,
         }  # fmt: skip

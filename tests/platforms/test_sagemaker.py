@@ -32,7 +32,6 @@ OPTIONS = {
         "TrainingPlanArn": "arn:aws:sagemaker:us-east-1:123456789012:training-plan/mine",
     },
     "OutputDataConfig": {"KmsKeyId": "key"},
-    "Environment": {"NCCL_DEBUG": "WARN"},
 }  # fmt: skip
 SAVES = """
 import signal, sys, time
@@ -72,10 +71,11 @@ def test_what_sagemaker_would_refuse_is_named_by_its_setting() -> None:
     assert refused(options={"Tags": [{"Key": "a"}]}).startswith("launch.options.Tags[0].Value: it is missing")
     assert "VolumeSizeInGB: '2' is no integer" in refused(options={"ResourceConfig": {"VolumeSizeInGB": "2"}})
     assert "VolumeSizeInGB: -1, and AWS wants 0" in refused(options={"ResourceConfig": {"VolumeSizeInGB": -1}})
-    assert "Environment.A: 600 characters, and AWS takes 512" in refused(options={"Environment": {"A": "x" * 600}})
-    assert "launch.options.Environment.1A" in refused(options={"Environment": {"1A": "x"}})
+    assert f"Environment.{SECRET}" not in PLATFORM.request("trnflow-0-1", COMMAND)["Environment"]
+    assert refused(secret="x" * 600).startswith("launch.secret: 600 characters, and AWS takes 512")
     assert "Tags: 'x' is no list" in refused(options={"Tags": "x"})
-    assert "EnableNetworkIsolation: 'yes' is no boolean" in refused(options={"EnableNetworkIsolation": "yes"})
+    traffic = {"EnableInterContainerTrafficEncryption": "yes"}
+    assert "EnableInterContainerTrafficEncryption: 'yes' is no boolean" in refused(options=traffic)
 
 
 def test_options_that_are_settings_are_named() -> None:
@@ -88,7 +88,8 @@ def test_options_that_are_settings_are_named() -> None:
     for setting, options in taken.items():
         said = refused(options=options)
         assert said.startswith("launch.options.") and f"is set by {setting}" in said
-    assert "Environment.TRNFLOW_HOME is set by trnflow" in refused(options={"Environment": {"TRNFLOW_HOME": "/"}})
+    assert "launch.options.Environment: set launch.environment" in refused(options={"Environment": {"TOKEN": "x"}})
+    assert "the job reads its store in S3" in refused(options={"EnableNetworkIsolation": True})
     assert "launch.options.ResourceConfig is set by trnflow" in refused(options={"ResourceConfig": 1})
     assert "state is kept in the store" in refused(options={"CheckpointConfig": {"S3Uri": "s3://bucket/x"}})
 
@@ -151,7 +152,7 @@ def test_requests_are_valid_by_awss_model_and_hold_all_settings() -> None:
     assert request["ResourceConfig"] == {
         **OPTIONS["ResourceConfig"], "InstanceType": "ml.g5.xlarge", "InstanceCount": 1, "KeepAlivePeriodInSeconds": 1800,  # type: ignore[dict-item]
     }  # fmt: skip
-    assert request["Environment"][SECRET] == "mine" and request["Environment"]["NCCL_DEBUG"] == "WARN"
+    assert request["Environment"][SECRET] == "mine" and request["Environment"]["AWS_DEFAULT_REGION"] == "us-east-1"
     assert request["Tags"] == OPTIONS["Tags"] and request["OutputDataConfig"]["KmsKeyId"] == "key"
     spot = replace(PLATFORM, spot=True, max_hours=2, max_wait_hours=1).request("trnflow-0-1", COMMAND)
     assert spot["StoppingCondition"] == {"MaxRuntimeInSeconds": 7200, "MaxWaitTimeInSeconds": 10800}
@@ -237,6 +238,10 @@ def test_a_job_waits_runs_ends_and_its_name_is_never_used_again(
     assert failed == "trnflow-a1-2"
     assert ended(platform, failed) == Standing("ended", "AlgorithmError: no rows, exit code: 1")
     assert [name for name in aws.jobs() if "-a1-" in name] == [failed, ticket]
+    # somebody's name that only contains ours
+    fields = platform.request("my-trnflow-a1-7", ["sh", "-c", "exit 0", "job", "x#0"])
+    aws.client("sagemaker").create_training_job(**fields)
+    assert platform.find("a1") is None and shell(platform, "a1", "exit 0") == "trnflow-a1-3"
     platform.end(ticket)
     platform.end("trnflow-nope-1")
     assert platform.look("trnflow-nope-1") == Standing("ended") and platform.printed("trnflow-nope-1") == ""

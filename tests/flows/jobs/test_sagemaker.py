@@ -87,7 +87,7 @@ def test_a_run_whose_stages_sagemaker_runs_is_one_run(
     again = here.json("run", "own.yaml", "--direct", *ON_SAGEMAKER)
     assert set(actions(again).values()) <= {"hit", "skip"} and aws.jobs() == jobs, "no job was needed"
     ((ticket, status),) = list(jobs.items())[:1]
-    assert status == "Completed" and re.fullmatch(r"trnflow-[0-9a-f]{12}-1", ticket)
+    assert status == "Completed" and re.fullmatch(r"trnflow-[0-9a-f]{20}-1", ticket)
     # what was asked is valid, shows no secret, and lies within the policies
     requests = aws.requests()[before:]
     for request in requests:
@@ -297,6 +297,7 @@ BAD = {
     "launch.image=null": "image is missing, which kind sagemaker needs",
     "hardware.name=ml.m5.lrge": "hardware ml.m5.lrge: SageMaker trains on no such instance",
     "launch.grace_seconds=115": "grace_seconds is 115, and SageMaker gives 120",
+    "launch.max_hours=700": "max_hours is 700, and SageMaker gives 672 at most",
     "launch.nodes=2": "several nodes are not built",
     "launch.keep_alive_minutes=61": "launch.keep_alive_minutes",
     "launch.environment.HF_TOKEN=${HOME}": "environment.HF_TOKEN is a secret, which SageMaker would show",

@@ -45,6 +45,9 @@ VALUES: dict[str, Any] = {
     "launch.environment": {"PYTHONPATH": "/tmp/theirs"},
     "launch.python": "/tmp/theirs/python",
     "launch.options": {"bcast": "/tmp/theirs"},
+    "launch.image": "theirs",
+    "launch.role": "arn:aws:iam::123456789012:role/theirs",
+    "launch.secret": "theirs",
     "evaluate.harness.include_path": "/tmp/theirs",
     "export.neuron_python": "/tmp/theirs/python",
     "task_runner.address": "tcp://theirs:8786",
@@ -125,7 +128,8 @@ def test_each_guarded_setting_has_a_value_here() -> None:
     named = {name.replace("data.mix.theirs.", "data.mix.") for name in VALUES}
     assert named == flagged(*GUARDED)
     assert flagged(RUNS_CODE) == {
-        "launch.environment", "launch.options", "launch.python", "evaluate.harness.include_path", "export.neuron_python",
+        "launch.environment", "launch.image", "launch.options", "launch.python", "evaluate.harness.include_path",
+        "export.neuron_python",
         "task_runner.address", "train.compile_cache", "train.compiler_flags",
     }  # fmt: skip
 
