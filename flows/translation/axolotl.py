@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from keyword import iskeyword
 from pathlib import Path
+from string import Formatter
 from typing import Any
 
 from trnflow.flows.recipes.schema import Tree
@@ -54,6 +56,7 @@ from trnflow.flows.translation.translation import (
 )
 from trnflow.tasks.data.format.conversation import SHAREGPT
 from trnflow.tasks.data.format.sections_template import ROLES
+from trnflow.tasks.data.format.training_fields import DETAILS, FLAGS
 from trnflow.tasks.sources.data_files import FORMATS as FILES
 
 IMAGES = "trnflow trains on texts alone, and this config is for images, sound or video"
@@ -276,17 +279,18 @@ DATASET: Table = {
     "chat_template": part("format.chat_template", word),
     "chat_template_jinja": part("format.chat_template", word),
     **all_of(SHARDS, "shards", "shards_idx", "preprocess_shards", "skip"),
-    **all_of(nothing("the chat template's end of a turn is trained on"), "train_on_eos", "train_on_eot"),
+    **all_of(
+        lacks("the end of each turn that is trained on is trained on, and no other", "turn"), "train_on_eos", "train_on_eot"
+    ),
     **all_of(
         nothing("thinking is read from `thinking` or `reasoning_content`, where the chat template writes it"),
         "field_thinking", "template_thinking_key", "split_thinking",
     ),
     "drop_system_message": lacks("a system message of the rows is kept: remove it from the rows"),
     "trust_remote_code": lacks("no code of a dataset repository is run"),
-    **all_of(
-        nothing("a row's fields are read as docs/data.md says"), "message_field_training", "message_field_training_detail",
-        "field_system",
-    ),
+    "field_system": part("format.system", text),
+    "message_field_training": part("format.turns", text),
+    "message_field_training_detail": part("format.turns", text),
 }  # fmt: skip
 """{key of an entry of `datasets`: rule}."""
 
@@ -360,6 +364,9 @@ def _rows(t: Translation) -> None:
         entry = t.apply(DATASET, source, above, place)
         _source(t, entry, above, place)
         _form(t, entry, above, place, pretrains=key == "pretraining_dataset")
+        for name in ("field_system", "message_field_training", "message_field_training_detail"):
+            if name in entry and f"{above}{name}" not in t.entries:
+                t.ignore(f"{above}{name}", "rows of this type are not read by it")
         given.append(entry)
     t.entries.pop(key, None)
     _splits(t, given)
@@ -450,18 +457,34 @@ def _own_prompt(t: Translation, kind: Tree, key: str) -> None:
     if strange:
         t.refuse(key, f"trnflow knows no {strange[0]} of a prompt")
 
-    def jinja(form: str) -> str:
-        pieces = re.split(r"\{(instruction|input|system)\}", form)
-        return "".join(
-            f"{{{{ {columns[piece] if at % 2 else repr(piece)} }}}}" for at, piece in enumerate(pieces) if piece
-        )
+    for column in columns.values():
+        if not column.isidentifier() or iskeyword(column) or column in ("self", "true", "false", "none"):
+            fix = "rename it in the rows, in field_... and not in the prompt"
+            t.refuse(key, f"a template can't name the column {column!r}", fix)
 
-    whole_form = str(kind.get("format") or "{instruction} {input} ")
-    short_form = str(kind.get("no_input_format") or "{instruction} ")
-    opening = str(kind.get("system_prompt") or "")
-    form = str(kind.get("system_format") or "{system}")
-    first = jinja(form.replace("{system}", opening)) if opening else ""
-    template = f"{first}{{% if {columns['input']} %}}{jinja(whole_form)}{{% else %}}{jinja(short_form)}{{% endif %}}"
+    def jinja(form: str, **fields: str) -> str:
+        """Return str.format's text as Jinja."""
+        try:
+            pieces = [*Formatter().parse(form)]
+        except ValueError as error:
+            t.refuse(key, f"{form!r}: {error}", "correct its braces")
+        written = ""
+        for literal, field, spec, conversion in pieces:
+            if field is not None and (field not in fields or spec or conversion):
+                t.refuse(key, f"{form!r} has the field {field}", f"a prompt has {', '.join(fields)}, in braces")
+            written += f"{{{{ {literal!r} }}}}" if literal else ""
+            written += f"{{{{ {fields[field]} }}}}" if field is not None else ""
+        return written
+
+    asked = {"instruction": columns["instruction"], "input": columns["input"]}
+    whole_form = jinja(str(kind.get("format") or "{instruction} {input} "), **asked)
+    short_form = jinja(str(kind.get("no_input_format") or "{instruction} "), instruction=asked["instruction"])
+    # a row's own system prompt counts, also an empty one
+    own, system = columns["system"], "opening_" + columns["system"]
+    opening = f"{{% set {system} = {own} if {own} is defined else {str(kind.get('system_prompt') or '')!r} %}}"
+    first = jinja(str(kind.get("system_format") or "{system}"), system=system)
+    more = f"{asked['input']} is defined and {asked['input']}"
+    template = f"{opening}{{% if {system} %}}{first}{{% endif %}}{{% if {more} %}}{whole_form}{{% else %}}{short_form}{{% endif %}}"
     t.set("format.task", "instruction", key)
     t.set("format.prompt_template", template, key)
     t.set("format.response", columns["output"], key)
@@ -471,6 +494,13 @@ def _messages(t: Translation, entry: Tree, above: str, usual: str) -> None:
     """Write the column of messages. Raises ConfigError for names of fields or roles that trnflow does not read."""
     keys = [f"{above}field_messages"] if entry.get("field_messages") else []
     t.set("format.messages", entry.get("field_messages") or usual, *keys)
+    if entry.get("field_system"):
+        t.set("format.system", entry["field_system"], f"{above}field_system")
+    for name, known in (("message_field_training", FLAGS), ("message_field_training_detail", DETAILS)):
+        if entry.get(name) in known:
+            t.note(f"{above}{name}", entry[name], "translated", "format.turns: the field is read by this name")
+        elif entry.get(name):
+            t.lack(f"{above}{name}", f"rename the field in the rows: trnflow reads {', '.join(known)}")
     _fields(t, entry, above)
 
 

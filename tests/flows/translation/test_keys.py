@@ -212,7 +212,9 @@ OF_DATASETS = [
         "type",
         {"field_instruction": "q", "field_output": "a", "no_input_format": "Q: {instruction}"},
         {
-            "format.prompt_template": "{% if input %}{{ q }}{{ ' ' }}{{ input }}{{ ' ' }}{% else %}{{ 'Q: ' }}{{ q }}{% endif %}",
+            "format.prompt_template": "{% set opening_system = system if system is defined else '' %}"
+            "{% if opening_system %}{{ opening_system }}{% endif %}{% if input is defined and input %}"
+            "{{ q }}{{ ' ' }}{{ input }}{{ ' ' }}{% else %}{{ 'Q: ' }}{{ q }}{% endif %}",
             "format.response": "a",
         },
     ),
@@ -226,6 +228,7 @@ OF_DATASETS = [
     Case("field", "body", {"format.text": "body"}, {"type": "completion"}),
     Case("text_column", "body", {"format.text": "body"}, {"type": "completion"}),
     Case("field_messages", "talk", {"format.messages": "talk"}),
+    Case("field_system", "sys_prompt", {"format.system": "sys_prompt"}),
     Case("field_tools", "calls", {"format.tools": "calls"}),
     Case(
         "field_chosen",
@@ -339,6 +342,8 @@ NAMED = {
     "message_field_content": "likewise",
     "roles": "the same roles are read",
     "roles_to_train": "the assistant's turns are trained on",
+    "message_field_training": "read where trnflow knows the name",
+    "message_field_training_detail": "likewise",
 }
 """{key that sets nothing by itself: why}; `test_translation` has what they do."""
 DEFAULTS = {

@@ -23,6 +23,9 @@ ALPACA = [{"instruction": f"say {n}", "input": "" if n % 2 else "now", "output":
 TALKS = [
     {"conversations": [{"from": "human", "value": f"hi {n}"}, {"from": "gpt", "value": f"yes {n}"}]} for n in range(30)
 ]
+SYSTEMS = [
+    {"instruction": f"say {n}", "output": f"it is {n}", "sys": "" if n % 2 else "Be kind."} for n in range(30)
+]
 OPENING = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 PAIRED = OPENING.replace("a task.", "a task, paired with an input that provides further context.")
 
@@ -34,6 +37,7 @@ def shell(tmp_path: Path) -> Shell:
     (tmp_path / "model/config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "data/alpaca.json").write_text(json.dumps(ALPACA))
     (tmp_path / "data/talks.jsonl").write_text("\n".join(map(json.dumps, TALKS)))
+    (tmp_path / "data/systems.jsonl").write_text("\n".join(map(json.dumps, SYSTEMS)))
     info = {"a": {"file_name": "alpaca.json"}, "t": {"file_name": "talks.jsonl", "formatting": "sharegpt"}}
     (tmp_path / "data/dataset_info.json").write_text(json.dumps(info))
     return InProcessShell(tmp_path)
@@ -85,6 +89,20 @@ ROWS = {
         ["<s>Be short.\nQ: say 0 (now) A: ", "it is 0</s>"],
         ["<s>Be short.\nQ: say 1 A: ", "it is 1</s>"],
     ),
+    "a prompt of one's own, with system prompts in the rows": (
+        of_axolotl(
+            path="data/systems.jsonl",
+            type={
+                "field_system": "sys",
+                "field_output": "output",
+                "system_prompt": "Be short.",
+                "system_format": "{{{system}}}\n",
+                "no_input_format": "Q {{x}}: {instruction} A: ",
+            },
+        ),
+        ["<s>{Be kind.}\nQ {x}: say 0 A: ", "it is 0</s>"],
+        ["<s>Q {x}: say 1 A: ", "it is 1</s>"],
+    ),
     "axolotl's chat_template": (
         {
             **of_axolotl(
@@ -112,7 +130,7 @@ ROWS = {
 """{what: (config, [prompt, what is trained on] of the first rows)}, as the program's own source writes them."""
 
 
-QUICK = ("axolotl's alpaca", "axolotl's chat_template", "LLaMA-Factory's alpaca")
+QUICK = ("a prompt of one's own, with system prompts in the rows", "axolotl's alpaca", "axolotl's chat_template", "LLaMA-Factory's alpaca")
 
 
 @pytest.mark.parametrize(
@@ -288,6 +306,13 @@ def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> Non
             {**AXOLOTL, "datasets": rows(message_property_mappings={"role": "who"})},
             "trnflow reads role from role or from, not who",
         ),
+        (
+            {**AXOLOTL, "datasets": rows(type={"field_instruction": "user-prompt"})},
+            "datasets.0.type is not translated: a template can't name the column 'user-prompt'",
+        ),
+        ({**AXOLOTL, "datasets": rows(type={"field_output": "if"})}, "a template can't name the column 'if'"),
+        ({**AXOLOTL, "datasets": rows(type={"format": "{instruction}{"})}, "'{instruction}{': "),
+        ({**AXOLOTL, "datasets": rows(type={"format": "{output}"})}, "has the field output"),
         ({**AXOLOTL, "datasets": rows(data_files=["a", "b"])}, "data.source takes one file, folder or pattern"),
         ({**AXOLOTL, "adapter": "lora", "lora_target_modules": "vision.*"}, "vision.* is a pattern of whole names"),
         ({**AXOLOTL, "learning_rate": "fast"}, "learning_rate can't be 'fast'"),
@@ -331,6 +356,13 @@ def test_what_is_nearly_the_same_is_written_and_named(here: Path) -> None:
         ({**AXOLOTL, "train_on_inputs": True}, "train_on_inputs", "format.task", "chat"),
         ({**AXOLOTL, "special_tokens": {"eos_token": "<e>"}}, "special_tokens", "tokenize.new_tokens", None),
         ({**AXOLOTL, "datasets": rows(split="train[:20%]")}, "datasets.0.split", "data.splits", {"train": "train"}),
+        (
+            {**AXOLOTL, "datasets": rows(message_field_training="learn")},
+            "datasets.0.message_field_training",
+            "format.turns",
+            None,
+        ),
+        ({**AXOLOTL, "datasets": rows(train_on_eos="all")}, "datasets.0.train_on_eos", "format.turns", None),
         ({**LLAMA, "template": "qwen3"}, "template", "format.chat_template", "tokenizer"),
         ({**LLAMA, "train_on_prompt": True}, "train_on_prompt", "format.task", "chat"),
         ({**LLAMA, "dataset": "talks,more", "max_samples": 10}, "max_samples", "data.limit", None),
