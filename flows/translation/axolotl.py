@@ -7,6 +7,7 @@ from keyword import iskeyword
 from pathlib import Path
 from string import Formatter
 from typing import Any
+from urllib.parse import quote
 
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.translation.templates import AXOLOTL as TEMPLATES
@@ -212,8 +213,9 @@ KEYS: Table = {
         "hf_mlflow_log_artifacts", "use_otel_metrics", "otel_metrics_host", "otel_metrics_port", "include_tkps", "debug",
         "eval_table_size", "eval_max_new_tokens", "strict", "test_value", "gradio_title"),
     **all_of(nothing(MODEL), "model_type", "type_of_model", "base_model_config", "cls_model_config",
-        "base_model_ignore_patterns", "num_labels", "experimental_skip_move_to_device", "torch_dtype", "model_kwargs",
-        "overrides_of_model_kwargs"),
+        "base_model_ignore_patterns", "num_labels", "experimental_skip_move_to_device", "torch_dtype", "model_kwargs"),
+    "overrides_of_model_kwargs": lacks("model.overrides changes the model's config.json alone"),
+    "peft_autocast_adapter_dtype": part("train.lora", flag),
     **all_of(nothing(TOKENIZER), "tokenizer_type", "tokenizer_use_fast", "tokenizer_legacy", "tokenizer_save_jinja_files",
         "is_llama_derived_model", "is_mistral_derived_model", "is_falcon_derived_model", "is_qwen_derived_model"),
     **all_of(lacks(TOKENIZER), "tokenizer_use_mistral_common", "added_tokens_overrides"),
@@ -240,7 +242,7 @@ KEYS: Table = {
         "liger_fused_linear_cross_entropy", "use_dsv4_kernels", "use_glm_dsa_kernels", "dpo_use_liger_kernel",
         "activation_offloading", "layer_offloading", "selective_checkpointing", "ple_cpu_offload", "lora_on_cpu",
         "embeddings_skip_upcast", "fp32_norms", "fp32_norm_classes", "gc_steps", "gc_collect_steps", "deepcompile",
-        "precompute_ref_log_probs", "low_cpu_mem_usage", "peft_autocast_adapter_dtype", "qlora_sharded_model_loading"),
+        "precompute_ref_log_probs", "low_cpu_mem_usage", "qlora_sharded_model_loading"),
     **all_of(nothing(MACHINE), "context_parallel_size", "sequence_parallel_degree", "heads_k_stride", "ring_attn_func",
         "expert_parallel_size", "expert_parallel_num_nvl_bytes", "expert_parallel_token_capacity"),
     **all_of(lacks("rows are shuffled anew in each epoch, by train.seed"), "sample_packing_sequentially",
@@ -261,7 +263,7 @@ DATASET: Table = {
     "path": part("data.source", text),
     "type": part("format.task", _kind),
     "name": to("data.name", text),
-    "revision": to("data.revision", text),
+    "revision": part("data.revision", text),
     "split": part("data.splits", text),
     "data_files": part("data.source", files),
     "ds_type": part("data.format", text),
@@ -367,9 +369,14 @@ def _rows(t: Translation) -> None:
         for name in ("field_system", "message_field_training", "message_field_training_detail"):
             if name in entry and f"{above}{name}" not in t.entries:
                 t.ignore(f"{above}{name}", "rows of this type are not read by it")
+        for name in ("system", "tools") if len(sources) > 1 and entry.get("type") in CHAT else ():
+            t.set(f"format.{name}", entry.get(f"field_{name}") or name)
         given.append(entry)
     t.entries.pop(key, None)
     _splits(t, given)
+
+
+BUILDERS = ("json", "csv", "parquet", "arrow", "text")
 
 
 def _source(t: Translation, entry: Tree, above: str, place: Any) -> None:
@@ -381,13 +388,25 @@ def _source(t: Translation, entry: Tree, above: str, place: Any) -> None:
     if named_files:
         if len(named_files) > 1:
             t.refuse(f"{above}data_files", "data.source takes one file, folder or pattern", "name a pattern in path")
-        # a URL, because data.splits names a hub's splits, not its files
-        at_hub = f"https://huggingface.co/datasets/{path}/resolve/main/{named_files[0]}"
-        t.set(place("data.source"), named_files[0] if is_local else at_hub, f"{above}path", f"{above}data_files")
+        # axolotl asks the disk first, and then the hub, also with ds_type
+        at_hub = path not in BUILDERS and re.fullmatch(r"[\w-][\w.-]*(/[\w.-]+)?", path) and not Path(path).exists()
+        keys = [f"{above}path", f"{above}data_files"]
+        if at_hub:
+            revision = quote(entry.get("revision") or "main", safe="")
+            keys += [f"{above}revision"] * ("revision" in entry)
+            # a URL, because data.splits names a hub's splits, not its files
+            source = f"https://huggingface.co/datasets/{path}/resolve/{revision}/{named_files[0]}"
+            t.set(place("data.source"), source, *keys)
+        else:
+            t.set(place("data.source"), named_files[0], *keys)
+            if "revision" in entry:
+                t.ignore(f"{above}revision", "a file of yours has none")
     else:
         t.set(place("data.source"), path, f"{above}path")
+        if "revision" in entry:
+            t.set(place("data.revision"), entry["revision"], f"{above}revision")
     if kind:
-        if kind in ("json", "csv", "parquet", "arrow", "text") and not named_files:
+        if kind in BUILDERS and not named_files:
             t.set(place("data.format"), {"json": "jsonl", "text": "txt"}.get(kind, kind), f"{above}ds_type")
         else:
             t.ignore(f"{above}ds_type", "the file's name says its format")
@@ -484,7 +503,8 @@ def _own_prompt(t: Translation, kind: Tree, key: str) -> None:
     opening = f"{{% set {system} = {own} if {own} is defined else {str(kind.get('system_prompt') or '')!r} %}}"
     first = jinja(str(kind.get("system_format") or "{system}"), system=system)
     more = f"{asked['input']} is defined and {asked['input']}"
-    template = f"{opening}{{% if {system} %}}{first}{{% endif %}}{{% if {more} %}}{whole_form}{{% else %}}{short_form}{{% endif %}}"
+    opening += f"{{% if {system} %}}{first}{{% endif %}}"
+    template = f"{opening}{{% if {more} %}}{whole_form}{{% else %}}{short_form}{{% endif %}}"
     t.set("format.task", "instruction", key)
     t.set("format.prompt_template", template, key)
     t.set("format.response", columns["output"], key)
@@ -656,10 +676,18 @@ def _method(t: Translation) -> None:
         if t.values.get(key):
             t.set("train.lora.base_dtype", base, key, *(["adapter"] if adapter == "qlora" else []))
     t.apply(LORA, {key: value for key, value in t.tree.items() if key in LORA})
+    if t.values.get("peft_autocast_adapter_dtype") is False:
+        t.lack("peft_autocast_adapter_dtype", "adapters are trained in fp32")
+    elif "peft_autocast_adapter_dtype" in t.values:
+        t.ignore("peft_autocast_adapter_dtype", "adapters are trained in fp32, as there")
     targets = t.values.get("lora_target_modules")
     if t.values.get("lora_target_linear"):
         t.set("train.lora.targets", "all-linear", "lora_target_linear")
-        if targets:
+        outside = [name for name in targets or [] if re.search(r"embed|wte|wpe|lm_head|output|norm|conv|experts", name)]
+        if outside:
+            why = f"all-linear adapts no {outside[0]}: list all layers in train.lora.targets"
+            t.lack("lora_target_modules", why)
+        elif targets:
             t.ignore("lora_target_modules", "lora_target_linear adapts all linear layers")
     elif targets:
         t.set("train.lora.targets", _targets(t, targets), "lora_target_modules")

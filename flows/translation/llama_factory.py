@@ -156,7 +156,7 @@ KEYS: Table = {
         "swanlab_lark_webhook_url", "swanlab_lark_secret", "compute_accuracy", "enable_torch_profiler"),
     "pissa_convert": nothing("consolidate writes an adapter of the original model"),
     "create_new_adapter": nothing("each training has an adapter of its own"),
-    "resize_vocab": nothing("embeddings grow for tokenize.new_tokens"),
+    "resize_vocab": lacks("with LoRA it trains embedding and head there: train.lora.modules_to_save=[embed_tokens,lm_head]"),
     "init_special_tokens": lacks("new rows of the embeddings begin as docs/training.md says"),
     "new_special_tokens_config": lacks("list the tokens in tokenize.new_tokens"),
     "split_special_tokens": nothing("special tokens count only where a template wrote them"),
@@ -395,9 +395,13 @@ def _chat(t: Translation, rows: Rows) -> None:
     t.set("format.messages", rows.columns.get("messages") or "conversations")
     t.why["format.messages"] = INFO
     for name in ("system", "tools"):
-        if rows.columns.get(name):
-            t.set(f"format.{name}", rows.columns[name])
-            t.why[f"format.{name}"] = INFO
+        # a column that is not named is not read there
+        t.set(f"format.{name}", rows.columns.get(name))
+        t.why[f"format.{name}"] = INFO
+    if rows.columns.get("tools") and t.values.get("template") in TEMPLATES:
+        t.notes.append(
+            f"template {t.values['template']} is written without tools: rows with some need format.chat_template=tokenizer"
+        )
     _tags(t, rows)
 
 
@@ -510,6 +514,14 @@ def _method(t: Translation) -> None:
     if kind not in ("lora", "full"):
         t.refuse("finetuning_type", WEIGHTS)
     t.set("train.method", kind, *keys)
+    whole_embedding = kind == "lora" and not t.values.get("additional_target")
+    if t.values.get("resize_vocab") and not whole_embedding:
+        t.ignore("resize_vocab", "embeddings grow for tokenize.new_tokens")
+    if t.has("tokenize.new_tokens") and whole_embedding:
+        t.notes.append(
+            "new tokens: LLaMA-Factory trains all of the embedding and the head beside LoRA, and this recipe does not:"
+            " train.lora.modules_to_save=[embed_tokens,lm_head] does"
+        )
     if kind == "full":
         for key, rule in KEYS.items():
             if key in t.values and rule.text.startswith("train.lora") and key not in t.entries:

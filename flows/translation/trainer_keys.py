@@ -8,7 +8,7 @@ from typing import Any
 
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.recipes.yaml_tree import INTEGER
-from trnflow.flows.translation.translation import Nearest, Rule, Table, Translation, lacks, nothing, part, to
+from trnflow.flows.translation.translation import Nearest, Rule, Table, Translation, hidden, lacks, nothing, part, to
 
 
 def number(value: Any) -> float:
@@ -108,6 +108,13 @@ def epochs(value: Any) -> int:
     return int(passes)
 
 
+def uri(value: Any) -> str:
+    """Return an address. Raises Nearest for one with a secret, which no recipe holds."""
+    if hidden(text(value)) != value:
+        raise Nearest("it holds a secret: export it, and set tracking.uri to ${NAME}")
+    return text(value)
+
+
 def steps(value: Any) -> int:
     """Return a number of updates. Raises Nearest for a share of all, which depends on the rows."""
     count = number(value)
@@ -194,7 +201,7 @@ TRAINER: Table = {
     "save_steps": to("train.checkpoint_every", steps),
     "save_total_limit": to("train.keep_checkpoints", whole),
     "mlflow_experiment_name": to("tracking.experiment", text),
-    "mlflow_tracking_uri": to("tracking.uri", text),
+    "mlflow_tracking_uri": to("tracking.uri", uri),
     **all_of(
         nothing("training saves its state every train.checkpoint_every updates"),
         "save_strategy", "save_only_model", "save_safetensors", "save_first_step",
@@ -286,11 +293,16 @@ def set_steps(t: Translation) -> None:
             t.ignore("max_steps", "epochs count")
 
 
+SHARED = ("context_parallel_size", "sequence_parallel_degree", "tensor_parallel_size")
+"""Keys of how many devices work on the same rows."""
+
+
 def set_batch(t: Translation, micro: str, rows: int, accumulated: int, *others: str) -> None:
     """Write the global batch for the devices that the user named, else one. micro: the key of a pass's rows."""
     # their batch is of one device, ours of all
     devices = (t.given.get("train") or {}).get("devices") or 1
-    batch = rows * accumulated * devices
+    alike = math.prod(n for key in SHARED if type(n := t.values.get(key)) is int and n > 0)
+    batch = rows * accumulated * max(1, devices // alike)
     keys = [key for key in (micro, "gradient_accumulation_steps", *others) if key in t.values]
     t.set("train.global_batch", batch, *keys)
     if not keys:
@@ -299,6 +311,7 @@ def set_batch(t: Translation, micro: str, rows: int, accumulated: int, *others: 
     if devices == 1:
         t.notes.append(
             f"train.global_batch={batch} is for one device: for N devices there, give train.global_batch=N x {batch}"
+            + (f" / {alike}, as {alike} of them share their rows" if alike > 1 else "")
         )
 
 

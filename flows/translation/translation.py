@@ -6,6 +6,7 @@ Each key gets an outcome: translated, no effect here, or not translated. What wo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
@@ -154,7 +155,7 @@ class Translation:
             return convert(value)
         except ValueError as error:
             fix = f"correct it, or leave it out and set {setting} in the recipe"
-            raise ConfigError(f"{self.at(key)}: {key} can't be {shown(value)}: {error}", fix) from error
+            raise ConfigError(f"{self.at(key)}: {key} can't be {shown(hidden(value))}: {error}", fix) from error
 
     def set(self, setting: str, value: Any, *keys: str) -> None:
         """Write a setting that follows from keys of theirs, or from none. Raises ConfigError where an earlier one says another
@@ -175,7 +176,7 @@ class Translation:
             self.why.setdefault(setting, ", ".join(dict.fromkeys(names)))
         for key in keys:
             earlier = self.entries.get(key)
-            text = f"{setting}={plain(value)}"
+            text = f"{setting}={plain(hidden(value))}"
             joined = f"{earlier.text}, {text}" if earlier and earlier.outcome == "translated" else text
             self.note(key, self.at_key(key), "translated", joined)
 
@@ -196,7 +197,7 @@ class Translation:
 
     def note(self, key: str, value: Any, outcome: Outcome, text: str) -> None:
         # the value goes to the terminal and into the recipe's comments
-        self.entries[key] = Entry(MASK if names_secret(key) else hide_secrets(value), outcome, text)
+        self.entries[key] = Entry(MASK if names_secret(key) else hidden(value), outcome, text)
 
     def lack(self, key: str, why: str) -> None:
         self.note(key, self.at_key(key), "not translated", why)
@@ -221,7 +222,9 @@ class Translation:
 
     def refuse(self, key: str, why: str, fix: str = "") -> NoReturn:
         value = self.at_key(key)
-        given = "" if value is None or isinstance(value, dict | list) or names_secret(key) else f" {shown(value)}"
+        given = (
+            "" if value is None or isinstance(value, dict | list) or names_secret(key) else f" {shown(hidden(value))}"
+        )
         raise ConfigError(
             f"{self.at(key)}: {key}{given} is not translated: {why}",
             fix or f"leave {key} out if the run is the same to you without it",
@@ -239,6 +242,19 @@ class Translation:
 
     def of(self, outcome: Outcome) -> Iterator[tuple[str, Entry]]:
         return ((key, entry) for key, entry in self.entries.items() if entry.outcome == outcome)
+
+
+TOKEN = re.compile(r"(?<![\w-])(?:hf_|sk-|ghp_|github_pat_|glpat-|wandb_v1_)[\w-]{8,}")
+"""The form of some programs' tokens."""
+
+
+def hidden(value: Any) -> Any:
+    """Return a value of theirs with `***` in place of secrets: by name, by form of a URL, and by form of a token."""
+    if isinstance(value, dict):
+        return {name: MASK if names_secret(str(name)) else hidden(inner) for name, inner in value.items()}
+    if isinstance(value, list):
+        return [hidden(inner) for inner in value]
+    return TOKEN.sub(MASK, hide_secrets(value)) if isinstance(value, str) else value
 
 
 def plain(value: Any) -> str:

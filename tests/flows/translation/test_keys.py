@@ -223,7 +223,18 @@ OF_DATASETS = [
     Case("split", "train_sft", {"data.splits": {"train": "train_sft"}}),
     Case("split", "train[:50]", {"data.splits": {"train": "train"}, "data.limit": {"train": 50}}),
     Case("data_files", ["a/b.json"], {"data.source": "https://huggingface.co/datasets/org/rows/resolve/main/a/b.json"}),
-    Case("data_files", ["mine.json"], {"data.source": "mine.json"}, {"ds_type": "json"}),
+    Case(
+        "data_files",
+        "mine.json",
+        {
+            "data.source": "https://huggingface.co/datasets/org/rows/resolve/refs%2Fpr%2F1/mine.json",
+            "data.revision": None,
+        },
+        {"ds_type": "json", "revision": "refs/pr/1"},
+    ),
+    # on the disk
+    Case("data_files", ["rows/mine.json"], {"data.source": "rows/mine.json"}, {"path": "rows"}),
+    Case("data_files", "mine.jsonl", {"data.source": "mine.jsonl"}, {"path": "json"}),
     Case("ds_type", "json", {"data.format": "jsonl"}, {"path": "rows/without-ending"}),
     Case("field", "body", {"format.text": "body"}, {"type": "completion"}),
     Case("text_column", "body", {"format.text": "body"}, {"type": "completion"}),
@@ -341,6 +352,7 @@ NAMED = {
     "message_field_role": "likewise",
     "message_field_content": "likewise",
     "roles": "the same roles are read",
+    "peft_autocast_adapter_dtype": "fp32, as by default",
     "roles_to_train": "the assistant's turns are trained on",
     "message_field_training": "read where trnflow knows the name",
     "message_field_training_detail": "likewise",

@@ -14,8 +14,10 @@ from tests.helpers.chats import tokenizer_in
 from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.other_programs import program_of
+from trnflow.flows.translation import write
 from trnflow.flows.translation.templates import AXOLOTL as TEMPLATES
 from trnflow.flows.translation.templates import LLAMA_FACTORY
+from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.errors import ConfigError
 
 __all__ = ["here"]  # a fixture
@@ -23,9 +25,7 @@ ALPACA = [{"instruction": f"say {n}", "input": "" if n % 2 else "now", "output":
 TALKS = [
     {"conversations": [{"from": "human", "value": f"hi {n}"}, {"from": "gpt", "value": f"yes {n}"}]} for n in range(30)
 ]
-SYSTEMS = [
-    {"instruction": f"say {n}", "output": f"it is {n}", "sys": "" if n % 2 else "Be kind."} for n in range(30)
-]
+SYSTEMS = [{"instruction": f"say {n}", "output": f"it is {n}", "sys": "" if n % 2 else "Be kind."} for n in range(30)]
 OPENING = "Below is an instruction that describes a task. Write a response that appropriately completes the request."
 PAIRED = OPENING.replace("a task.", "a task, paired with an input that provides further context.")
 
@@ -130,7 +130,12 @@ ROWS = {
 """{what: (config, [prompt, what is trained on] of the first rows)}, as the program's own source writes them."""
 
 
-QUICK = ("a prompt of one's own, with system prompts in the rows", "axolotl's alpaca", "axolotl's chat_template", "LLaMA-Factory's alpaca")
+QUICK = (
+    "a prompt of one's own, with system prompts in the rows",
+    "axolotl's alpaca",
+    "axolotl's chat_template",
+    "LLaMA-Factory's alpaca",
+)
 
 
 @pytest.mark.parametrize(
@@ -248,13 +253,24 @@ def test_texts_of_a_config_stay_texts_in_the_recipe(here: Path) -> None:
 
 
 def test_secrets_of_a_config_are_neither_printed_nor_written(shell: Shell) -> None:
-    secrets = {"swanlab_api_key": "hidden-1", "my_token": "hidden-2", "my_server": "http://me:hidden-3@host"}
+    secrets = {
+        "swanlab_api_key": "hidden-1", "my_token": "hidden-2", "my_server": "http://me:hidden-3@host",
+        "trl": {"vllm_server_token": "hidden-4", "more": [{"password": "hidden-5"}]}, "mine": "hf_hidden-678901234567",
+        "mlflow_tracking_uri": "http://me:hidden-7@host",
+    }  # fmt: skip
     config = {**of_axolotl(path="data/alpaca.json", type="alpaca"), **secrets}
     write_config(shell.folder, config)
     for name, form in (("a", ()), ("b", ("--json",))):
         done = shell("new", "config.yml", f"name={name}", *form)
         assert done.returncode == 0 and "my_token" in done.stdout
         assert "hidden-" not in done.stdout + (shell.folder / f"{name}.yaml").read_text()
+
+
+def test_new_tokens_beside_lora_are_said_to_train_less(here: Path) -> None:
+    assert "modules_to_save" in " ".join(translated({**LLAMA, "add_tokens": "<a>"}).notes)
+    for more in ({"additional_target": "embed_tokens"}, {"finetuning_type": "full"}):
+        t = translated({**LLAMA, "add_tokens": "<a>", "resize_vocab": True, **more})
+        assert "modules_to_save" not in " ".join(t.notes) and t.entries["resize_vocab"].outcome == "no effect"
 
 
 def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> None:
@@ -296,6 +312,14 @@ def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> Non
         (
             {**AXOLOTL, "datasets": [*rows(), *rows(field_messages="talk")]},
             "format.messages would be both 'messages' and 'talk'",
+        ),
+        (
+            {**AXOLOTL, "datasets": [*rows(), *rows(field_tools="calls")]},
+            "format.tools would be both 'tools' and 'calls'",
+        ),
+        (
+            {**AXOLOTL, "datasets": [*rows(field_system="sys"), *rows()]},
+            "format.system would be both 'sys' and 'system'",
         ),
         (
             {**AXOLOTL, "datasets": rows(roles={"assistant": ["narrator"]})},
@@ -363,6 +387,21 @@ def test_what_is_nearly_the_same_is_written_and_named(here: Path) -> None:
             None,
         ),
         ({**AXOLOTL, "datasets": rows(train_on_eos="all")}, "datasets.0.train_on_eos", "format.turns", None),
+        ({**AXOLOTL, "overrides_of_model_kwargs": {"x": 1}}, "overrides_of_model_kwargs", "model.overrides", None),
+        (
+            {**AXOLOTL, "adapter": "lora", "peft_autocast_adapter_dtype": False},
+            "peft_autocast_adapter_dtype",
+            "train.method",
+            "lora",
+        ),
+        (
+            {**AXOLOTL, "adapter": "lora", "lora_target_linear": True, "lora_target_modules": ["embed_tokens"]},
+            "lora_target_modules",
+            "train.lora.targets",
+            "all-linear",
+        ),
+        ({**LLAMA, "resize_vocab": True}, "resize_vocab", "train.lora.modules_to_save", None),
+        ({**LLAMA, "mlflow_tracking_uri": "http://me:pw@host"}, "mlflow_tracking_uri", "tracking.uri", None),
         ({**LLAMA, "template": "qwen3"}, "template", "format.chat_template", "tokenizer"),
         ({**LLAMA, "train_on_prompt": True}, "train_on_prompt", "format.task", "chat"),
         ({**LLAMA, "dataset": "talks,more", "max_samples": 10}, "max_samples", "data.limit", None),
@@ -399,3 +438,40 @@ def test_several_sources_become_a_mixture(here: Path) -> None:
 def test_the_tables_have_templates_that_name_no_file_of_this_machine() -> None:
     assert {"chatml", "llama3", "gemma3"} <= TEMPLATES.keys() and {"llama3", "qwen", "default"} <= LLAMA_FACTORY.keys()
     assert all("generation" in template for template in LLAMA_FACTORY.values())
+
+
+@pytest.mark.parametrize("name", [*LLAMA_FACTORY])
+def test_a_template_that_is_written_without_tools_refuses_them(name: str) -> None:
+    special = {"eos_token": "</s>", "bos_token": "<s>"}
+    template = ChatTemplate("theirs", LLAMA_FACTORY[name], special, date="2026-01-01", arguments={})
+    talk = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "yes"}]
+    assert "yes" in template.render({"messages": talk, "tools": None}, "row 1")
+    for given in (
+        {"messages": talk, "tools": [{"name": "look"}]},
+        {"messages": [*talk, {"role": "tool", "content": "found"}]},
+        {"messages": [talk[0], {**talk[1], "tool_calls": [{"function": {"name": "look"}}]}]},
+    ):
+        with pytest.raises(Exception, match="written here without tools"):
+            template.render(given, "row 1")
+
+
+def test_columns_that_are_not_named_in_dataset_info_are_not_read(here: Path) -> None:
+    recipe = resolved(LLAMA)
+    assert (recipe.format.system, recipe.format.tools) == (None, None)
+    info = {"talks": {**json.loads(INFO)["talks"], "columns": {"messages": "m", "system": "s", "tools": "calls"}}}
+    Path("rows/dataset_info.json").write_text(json.dumps(info))
+    recipe = resolved({**LLAMA, "template": "llama3"})
+    assert (recipe.format.system, recipe.format.tools) == ("s", "calls")
+    assert any(
+        "template llama3 is written without tools" in note for note in translated({**LLAMA, "template": "llama3"}).notes
+    )
+
+
+@pytest.mark.parametrize("base", [AXOLOTL, LLAMA], ids=["axolotl", "llama-factory"])
+def test_devices_that_share_their_rows_count_once_in_the_batch(here: Path, base: dict[str, Any]) -> None:
+    batch = {"micro_batch_size": 2, "per_device_train_batch_size": 2, "gradient_accumulation_steps": 3}
+    config = {**base, **batch, "context_parallel_size": 2, "tensor_parallel_size": 2}
+    Path("config.yml").write_text(yaml.safe_dump(config))
+    assert write.translated(Path("config.yml"), ["train.devices=8"]).get("train.global_batch") == 12
+    alone = write.translated(Path("config.yml"), [])
+    assert alone.get("train.global_batch") == 6 and "N x 6 / 4, as 4 of them share" in " ".join(alone.notes)
