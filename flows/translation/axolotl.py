@@ -416,6 +416,10 @@ def _source(t: Translation, entry: Tree, above: str, place: Any) -> None:
 def _split(t: Translation, entry: Tree, above: str, place: Any, *, named: bool) -> None:
     """Write the split that is read. named: whether the source has names of splits."""
     key, split = f"{above}split", str(entry.get("split") or "train")
+    if "+" in split:
+        t.refuse(
+            key, "data.splits has one split of theirs for train", "name one, or write them as two entries of datasets"
+        )
     name, _, some = split.partition("[")
     # where a split is named the others are not read, and theirs reads one
     if named and not files_of(name):
@@ -424,6 +428,9 @@ def _split(t: Translation, entry: Tree, above: str, place: Any, *, named: bool) 
         t.ignore(key, "a file without another split's name is train")
     if some and (rows := re.fullmatch(r":(\d+)\]", some)) and place("data.x") == "data.x":
         t.set("data.limit", {"train": int(rows[1])}, key)
+        t.notes.append(
+            f"{key}: data.limit takes a random sample by data.shuffle_seed, and there the first rows are read"
+        )
     elif some:
         t.lack(key, f"all rows of {name} are read: data.limit={{train: N}} takes some")
 
@@ -646,7 +653,9 @@ def _lengths(t: Translation) -> None:
     stated = ["excess_length_strategy"] if t.values.get("excess_length_strategy") else []
     if long not in ways:
         t.refuse("excess_length_strategy", f"it is one of {', '.join(ways)}")
-    t.set("tokenize.overlong", "split" if plain_texts else ways[long], *stated)
+    if plain_texts and stated:
+        t.ignore(stated[0], "texts are split there, too")
+    t.set("tokenize.overlong", "split" if plain_texts else ways[long], *([] if plain_texts else stated))
     if not stated:
         t.why["tokenize.overlong"] = f"{t.program}'s default"
     # two answers of a row share a chunk, and are never packed with others there
@@ -675,6 +684,10 @@ def _method(t: Translation) -> None:
     for key, base in BASES.items():
         if t.values.get(key):
             t.set("train.lora.base_dtype", base, key, *(["adapter"] if adapter == "qlora" else []))
+    if adapter == "qlora" and not t.values.get("load_in_4bit"):
+        if t.values.get("load_in_8bit"):
+            t.refuse("load_in_8bit", "qlora is of 4 bits", "set load_in_4bit: true, or adapter: lora")
+        t.set("train.lora.base_dtype", "nf4", "adapter")
     t.apply(LORA, {key: value for key, value in t.tree.items() if key in LORA})
     if t.values.get("peft_autocast_adapter_dtype") is False:
         t.lack("peft_autocast_adapter_dtype", "adapters are trained in fp32")
@@ -778,6 +791,9 @@ def _warmup_updates(share: float, total: int) -> int:
 
 
 def _warmup(t: Translation) -> None:
+    # Trainer's 0 leaves it to warmup_ratio, and axolotl's does not
+    if t.values.get("warmup_steps") == 0 and t.values.pop("warmup_ratio", None) is not None:
+        t.ignore("warmup_ratio", "warmup_steps counts")
     set_warmup(t, _warmup_updates)
     if t.values.get("warmup_steps") is None and t.values.get("warmup_ratio") is None:
         if t.values.get("lr_scheduler") == "constant":

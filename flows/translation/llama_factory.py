@@ -343,7 +343,9 @@ def _mixture(t: Translation, entries: list[Rows]) -> None:
         t.refuse("mix_strategy", f"trnflow has {', '.join(ways)} and concat")
     t.set("data.stopping_strategy", ways[strategy], "mix_strategy")
     weights = shares or [1.0] * len(entries)
-    for rows, weight in zip(entries, weights, strict=False):
+    if len(weights) != len(entries):
+        t.refuse("interleave_probs", f"it has {len(weights)} shares for {len(entries)} sources", "give each source one")
+    for rows, weight in zip(entries, weights, strict=True):
         label = re.sub(r"[^\w-]+", "-", rows.name)
         t.set(f"data.mix.{label}.weight", weight, *(["interleave_probs"] if shares else ["mix_strategy"]))
 

@@ -357,6 +357,15 @@ def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> Non
         ),
         ({**LLAMA, "dataset_dir": "REMOTE:org/rows"}, "dataset_dir 'REMOTE:org/rows' is not translated"),
         ({**LLAMA, "dataset": "talks,texts"}, "talks and texts have other formats in dataset_info.json"),
+        (
+            {**LLAMA, "dataset": "talks,more", "mix_strategy": "interleave_under", "interleave_probs": "0.5"},
+            "it has 1 shares for 2 sources",
+        ),
+        (
+            {**AXOLOTL, "datasets": rows(split="train+test")},
+            "datasets.0.split 'train+test' is not translated: data.splits has one",
+        ),
+        ({**AXOLOTL, "adapter": "qlora", "load_in_8bit": True}, "load_in_8bit true is not translated: qlora is of 4"),
         ({**LLAMA, "use_galore": True}, "use_galore true is not translated: trnflow has adamw"),
     ],
 )
@@ -475,3 +484,13 @@ def test_devices_that_share_their_rows_count_once_in_the_batch(here: Path, base:
     assert write.translated(Path("config.yml"), ["train.devices=8"]).get("train.global_batch") == 12
     alone = write.translated(Path("config.yml"), [])
     assert alone.get("train.global_batch") == 6 and "N x 6 / 4, as 4 of them share" in " ".join(alone.notes)
+
+
+def test_warm_up_lengths_and_first_rows_are_as_axolotl_takes_them(here: Path) -> None:
+    # Trainer would go on to the share
+    assert resolved({**AXOLOTL, "warmup_steps": 0, "warmup_ratio": 0.1}).train.warmup_ratio == 0
+    assert resolved({**AXOLOTL, "warmup_ratio": 0.1}).train.warmup_ratio == 0.1
+    texts = translated({**AXOLOTL, "datasets": rows(type="completion"), "excess_length_strategy": "raise"})
+    assert texts.get("tokenize.overlong") == "split"
+    assert texts.entries["excess_length_strategy"].outcome == "no effect"
+    assert "the first rows are read" in " ".join(translated({**AXOLOTL, "datasets": rows(split="train[:5]")}).notes)
