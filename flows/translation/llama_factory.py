@@ -23,7 +23,9 @@ from trnflow.flows.translation.trainer_keys import (
     count,
     epochs,
     flag,
+    from_one,
     hold_out,
+    if_any,
     names,
     number,
     optimizer,
@@ -105,14 +107,14 @@ KEYS: Table = {
     "quantization_type": refuses("train.lora.base_dtype has nf4 and int8", "nf4"),
     "quantization_method": refuses("train.lora.base_dtype quantises as bitsandbytes does", "bnb", "bitsandbytes"),
     "per_device_train_batch_size": part("train.global_batch", count),
-    "per_device_eval_batch_size": to("evaluate.batch", whole),
+    "per_device_eval_batch_size": to("evaluate.batch", from_one),
     "num_train_epochs": to("train.epochs", epochs),
     "lr_scheduler_type": to("train.schedule", schedule),
     "optim": to("train.optimizer", optimizer),
     "pure_bf16": part("train.dtype", flag),
     "disable_gradient_checkpointing": to("train.remat", lambda value: not flag(value)),
     "gradient_checkpointing": nothing("disable_gradient_checkpointing decides there"),
-    "early_stopping_steps": to("train.early_stopping_patience", whole),
+    "early_stopping_steps": to("train.early_stopping_patience", if_any(whole)),
     "do_train": part("train", flag),
     "do_eval": nothing("training evaluates where there are validation rows"),
     "do_predict": nothing("`trnflow predict` and the stage evaluate_model do so"),
@@ -390,6 +392,8 @@ def _chat(t: Translation, rows: Rows) -> None:
     if rows.form == "alpaca":
         # format.chat_template reads messages alone: a function makes them
         module = re.sub(r"\W", "_", t.name) + "_rows"
+        # a name begins with no digit
+        module = module if module.isidentifier() else "rows_" + re.sub(r"[^0-9A-Za-z_]", "_", t.name)
         t.functions[Path(f"{module}.py")] = _maker(rows.columns)
         t.set("format.make", f"{module}:make")
         t.why["format.make"] = "as LLaMA-Factory writes rows of Alpaca's columns"

@@ -125,9 +125,24 @@ def steps(value: Any) -> int:
     return whole(value)
 
 
-def norm(value: Any) -> float | None:
-    """Return the largest norm of gradients; None for 0, which clips nothing."""
-    return most if (most := number(value)) > 0 else None
+def if_any(read: Callable[[Any], float]) -> Callable[[Any], float | None]:
+    """Return a conversion to a number; to None for 0 and less, which switch the key off."""
+    return lambda value: result if (result := read(value)) > 0 else None
+
+
+norm = if_any(number)
+
+
+def above_zero(value: Any) -> float:
+    if (result := number(value)) <= 0:
+        raise Nearest("no number above 0: the usual one is used")
+    return result
+
+
+def from_one(value: Any) -> int:
+    if (result := whole(value)) < 1:
+        raise Nearest("no number from 1: the usual one is used")
+    return result
 
 
 OPTIMIZERS = {
@@ -178,10 +193,10 @@ TRAINER: Table = {
     "weight_decay": to("train.weight_decay", number),
     "adam_beta1": to("train.beta1", number),
     "adam_beta2": to("train.beta2", number),
-    "adam_epsilon": to("train.eps", number),
+    "adam_epsilon": to("train.eps", above_zero),
     "max_grad_norm": to("train.max_grad_norm", norm),
     "label_smoothing_factor": to("train.label_smoothing", number),
-    "neftune_noise_alpha": to("train.neftune_noise_alpha", number),
+    "neftune_noise_alpha": to("train.neftune_noise_alpha", if_any(number)),
     "group_by_length": to("train.group_by_length", flag),
     "dataloader_drop_last": to("train.last_batch", lambda value: "drop" if flag(value) else "pad"),
     "seed": to("train.seed", whole),
@@ -196,10 +211,10 @@ TRAINER: Table = {
     "evaluation_strategy": part("train.eval_every_epoch", text),
     "load_best_model_at_end": to("train.keep_best", flag),
     "metric_for_best_model": part("train.best_metric", text),
-    "early_stopping_patience": to("train.early_stopping_patience", whole),
+    "early_stopping_patience": to("train.early_stopping_patience", if_any(whole)),
     "logging_steps": to("train.log_every", steps),
     "save_steps": to("train.checkpoint_every", steps),
-    "save_total_limit": to("train.keep_checkpoints", whole),
+    "save_total_limit": to("train.keep_checkpoints", from_one),
     "mlflow_experiment_name": to("tracking.experiment", text),
     "mlflow_tracking_uri": to("tracking.uri", uri),
     **all_of(
@@ -300,7 +315,8 @@ SHARED = ("context_parallel_size", "sequence_parallel_degree", "tensor_parallel_
 def set_batch(t: Translation, micro: str, rows: int, accumulated: int, *others: str) -> None:
     """Write the global batch for the devices that the user named, else one. micro: the key of a pass's rows."""
     # their batch is of one device, ours of all
-    devices = (t.given.get("train") or {}).get("devices") or 1
+    named = t.given.get("train")
+    devices = whole(named["devices"]) if isinstance(named, dict) and str(named.get("devices")).isdecimal() else 1
     alike = math.prod(n for key in SHARED if type(n := t.values.get(key)) is int and n > 0)
     batch = rows * accumulated * max(1, devices // alike)
     keys = [key for key in (micro, "gradient_accumulation_steps", *others) if key in t.values]

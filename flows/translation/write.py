@@ -60,9 +60,9 @@ def translated(file: Path, overrides: list[str]) -> Translation:
 
 def name_beside(file: Path, given: Tree) -> str:
     """Return the recipe's name: the user's, else that of the config, which is not overwritten."""
-    stem = str(
-        given.get("name") or "".join(c if c.isalnum() or c in "-_" else "-" for c in file.stem).strip("-") or "mine"
-    )
+    theirs = "".join(c if c.isalnum() or c in "-_" else "-" for c in file.stem).strip("-")
+    # files of the recipe have longer names
+    stem = str(given.get("name") or theirs.encode()[:120].decode(errors="ignore") or "mine")
     taken = stem in recipe_names() or os.path.lexists(f"{stem}.yaml")
     return f"{stem}-recipe" if taken and not given.get("name") else stem
 
@@ -101,8 +101,18 @@ def _setting(name: str, value: Any, why: str) -> list[str]:
         block = yaml.safe_dump({name: value}, default_style="|", allow_unicode=True).partition(": ")[2]
         if block.startswith("|"):
             head, *rest = block.rstrip("\n").split("\n") if not block.startswith("|+") else block.split("\n")
-            return [f"  {name}: {head}{beside}", *(f"  {line}" if line else "" for line in rest)]
+            lines = [f"  {name}: {head}{beside}", *(f"  {line}" if line else "" for line in rest)]
+            # a block can't say each text
+            if _reads_as("\n".join(lines) + "\n", {name: value}):
+                return lines
     return [f"  {name}: {flow(value)}{beside}"]
+
+
+def _reads_as(text: str, tree: Tree) -> bool:
+    try:
+        return bool(yaml.safe_load(text) == tree)
+    except yaml.YAMLError:
+        return False
 
 
 def table(t: Translation) -> list[str]:

@@ -494,3 +494,25 @@ def test_warm_up_lengths_and_first_rows_are_as_axolotl_takes_them(here: Path) ->
     assert texts.get("tokenize.overlong") == "split"
     assert texts.entries["excess_length_strategy"].outcome == "no effect"
     assert "the first rows are read" in " ".join(translated({**AXOLOTL, "datasets": rows(split="train[:5]")}).notes)
+
+
+@pytest.mark.parametrize("text", ["a\n\n", "a\x85b\n", "a\n  b", " a\nb\n", "a\n\n\n  ", "\ta\nb", "a\u2028b\nc"])
+def test_a_template_of_any_lines_stays_as_it_is(here: Path, text: str) -> None:
+    config = {**AXOLOTL, "chat_template": "jinja", "chat_template_jinja": text}
+    assert resolved(config).format.chat_template == text
+
+
+@pytest.mark.parametrize("name", ["2024-run", "x" * 250, "\u00e4" * 120, "class"])
+def test_the_name_of_a_config_becomes_names_of_files_and_of_a_module(shell: Shell, name: str) -> None:
+    write_config(shell.folder, of_llama_factory("a", "llama3"), f"{name}.yml")
+    document = shell.json("new", f"{name}.yml")
+    recipe, module = document["written"]
+    assert Path(module).stem.isidentifier() and len(recipe.encode()) < 200
+    assert settings.load(str(shell.folder / recipe)).format.make == f"{Path(module).stem}:make"
+
+
+def test_devices_are_a_number_or_leave_the_batch_alone(here: Path) -> None:
+    Path("config.yml").write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": 2}))
+    for given, batch in (("train=3", 2), ("train.devices=auto", 2), ("train.devices=4", 8), ('train.devices="4"', 8)):
+        t = write.translated(Path("config.yml"), [f"{given}", "data.limit=5"])
+        assert not isinstance(t.settings["train"], dict) or t.get("train.global_batch") == batch
