@@ -26,6 +26,13 @@ train: {engine: native, device: cpu, devices: 1}
 """Stands for an accelerator's instance: the name is one that SageMaker knows."""
 
 
+SPACE = (
+    "unshare", "--mount", "--pid", "--uts", "--fork", "sh", "-c",
+    "mount --make-rprivate / && mount -t proc proc /proc && hostname algo-1",
+)  # fmt: skip
+"""What a container needs of this machine."""
+
+
 class Rehearsal:
     """The server, as the submitter's and the tests' programs reach it."""
 
@@ -83,10 +90,7 @@ class Rehearsal:
 @contextmanager
 def sagemaker() -> Iterator[Rehearsal]:
     """Start the server; skip the test where there are no namespaces."""
-    if (
-        os.geteuid()
-        or subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True).returncode
-    ):
+    if os.geteuid() or subprocess.run(SPACE, capture_output=True).returncode:
         pytest.skip("the rehearsal of SageMaker needs root and Linux namespaces")
     folder = Path(tempfile.mkdtemp(prefix="trnflow-sagemaker-"))
     with (folder / "server.log").open("wb") as log:
