@@ -168,7 +168,9 @@ class Elsewhere:
             # refused, there is none of ours; else the platform may have taken it all the same
             if ticket is not None or not isinstance(error, ConfigError):
                 with contextlib.suppress(TrnflowError):
-                    if (left := ticket or platform.find(uri.name)) is not None:
+                    left = ticket or platform.find(uri.name)
+                    # one that is on record is another run's
+                    if left is not None and left not in [known["ticket"] for known in submissions_of(store, uri.id)]:
                         platform.end(left)
             raise
         context.log.note(f"job {uri.id}: submitted as {platform.kind} {ticket}", stage=stage)

@@ -13,6 +13,7 @@ from tests.helpers.stores import new_store
 from trnflow.flows.jobs.elsewhere import Elsewhere
 from trnflow.flows.jobs.listing import stop_file
 from trnflow.flows.jobs.order import JobUri, job_name, result_file
+from trnflow.flows.jobs.submitted import write_submission
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.recipes.sections import LaunchConfig
 from trnflow.flows.runner.context import RunContext
@@ -94,6 +95,8 @@ def test_what_is_refused_ends_nobodys_job_and_what_may_have_been_taken_ends_its_
 
     assert after(ConfigError("your quota is 0"), "another's") == []
     assert after(MachineError("it did not answer in time"), "taken") == ["taken"]
+    write_submission(store, uri.id, "slurm", "another's", ())
+    assert after(MachineError("it did not answer in time"), "another's") == []
     platform = Platform()
     monkeypatch.setattr(
         "trnflow.flows.jobs.elsewhere.write_submission",
