@@ -77,7 +77,9 @@ def test_last():
 
 def run(folder: Path, *arguments: str, **environ: str) -> str:
     command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", *arguments]
-    return subprocess.run(command, cwd=folder, env=os.environ | environ, capture_output=True, text=True).stdout
+    # as from a shell: the clock of `.ci/run` would draw another order
+    environ = {name: value for name, value in os.environ.items() if name != suite.UNTIL} | environ
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True).stdout
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from s3fs import S3FileSystem
 
 from tests.measuring import once_a_session
 from trnflow.tasks.store import Store
@@ -128,7 +129,7 @@ class InProcessShell(Shell):
         from trnflow.flows.cli.main import main
 
         self._prepare(*arguments, **environ)
-        out, err = io.StringIO(), io.StringIO()
+        out, err, elsewhere = io.StringIO(), io.StringIO(), False
         handler = signal.getsignal(signal.SIGTERM)
         try:
             with (
@@ -138,13 +139,19 @@ class InProcessShell(Shell):
             ):  # fmt: skip
                 for name in set(os.environ) - set(self.environ):
                     patch.delenv(name)
-                for name, value in {**dict(self.environ.items() - self._before.items()), **environ}.items():
+                changed = {**dict(self.environ.items() - self._before.items()), **environ}
+                for name, value in changed.items():
                     patch.setenv(name, value)
+                if elsewhere := any(name.startswith("AWS_") for name in changed):
+                    # those of the session's server: their constructor takes neither address nor key
+                    S3FileSystem.clear_instance_cache()
                 code = main(list(arguments))
         except SystemExit as stopped:
             code = int(str(stopped.code))
         finally:
             signal.signal(signal.SIGTERM, handler)
+            if elsewhere:
+                S3FileSystem.clear_instance_cache()
         return subprocess.CompletedProcess(arguments, code, out.getvalue(), err.getvalue())
 
 

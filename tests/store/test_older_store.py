@@ -102,7 +102,7 @@ def predictions(made: dict[str, Any]) -> dict[str, Any]:
 def test_all_of_it_is_read(made: dict[str, Any], today: InProcessShell) -> None:
     assert today.json("verify")["ok"]
     assert today.json("champions", "tiny")["champions"] == champions(made)
-    assert today.json("runs")["runs"] == made["runs"]["runs"]
+    assert today.json("runs")["runs"] == [run | {"job": None} for run in made["runs"]["runs"]]
     assert today.json("predict", "tiny.yaml@champion", *SUNNY) == predictions(made)
     assert today.json("unpin", "weak")["name"] == "weak"
     assert today("report", made["weak"]).returncode == 0
