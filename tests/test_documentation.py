@@ -13,8 +13,10 @@ from tests import troubleshooting
 from tests.conftest import PROJECT
 from trnflow.flows.cli.headings import HEADINGS
 from trnflow.flows.cli.main import parser
+from trnflow.flows.finetune import finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.reference import settings_of
+from trnflow.flows.runner.graph import Lookup
 
 PAGES = [
     PROJECT / "README.md",
@@ -83,6 +85,16 @@ def table(page: str, begins: str) -> list[list[str]]:
     """Return the cells of the rows, below the line, of the page's table whose head begins so."""
     rows = (PROJECT / page).read_text().partition(f"\n{begins}")[2].partition("\n\n")[0].splitlines()[2:]
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows]
+
+
+def test_what_each_stage_reads_is_what_the_page_of_the_store_says() -> None:
+    recipe = settings.load("demo")
+    lines = re.findall(r"^\| (\w+) \| (\w+)[^|]* \| ([^|]+) \|$", (PROJECT / "docs/store.md").read_text(), re.MULTILINE)
+    files = {"source": "the rows' files", "model": "the model's files", "base": "the model's files"}
+    for node, (stage, section, reads) in zip(finetune(recipe).nodes, lines[1:], strict=True):
+        assert stage == node.name and isinstance(getattr(recipe, section), type(node.config))
+        inputs = {files.get(name) if isinstance(item, Lookup) else item.name for name, item in node.inputs.items()}
+        assert set(reads.split(", ")) == inputs
 
 
 def test_the_figures_of_the_readme_are_the_measured_ones() -> None:

@@ -21,7 +21,7 @@ BETTER = 0.05
 """A model is called no better where chance makes one that is no better look as good with a higher probability."""
 PERMUTATIONS = 2000
 
-MORE_TRAINING = "more updates or a higher rate may help (train.epochs and train.learning_rate, which `auto` chooses)"
+MORE_TRAINING = "more updates or a higher rate may help (train.epochs and train.learning_rate; `auto` chooses both)"
 
 
 class Compared(NamedTuple):

@@ -251,7 +251,7 @@ def lose_node(cluster: Slurm) -> None:
 
 
 def check_trained(here: Shell, run: subprocess.Popen[str], wanted: dict[str, str]) -> None:
-    printed, _ = run.communicate(timeout=500)
+    printed, _ = run.communicate(timeout=900)
     done = json.loads(printed)
     assert digests(done)["train"] == wanted["train"]
     steps = curve(here, done["run"])
@@ -271,7 +271,10 @@ def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
 
 
 @pytest.mark.nightly
+@pytest.mark.timeout(1500)
+@pytest.mark.parametrize("slurmd_timeout", [10, 300])
 def test_a_node_that_dies_while_it_uploads_a_checkpoint_costs_no_bit(
+    slurmd_timeout: int,
     tmp_path: Path,
     s3_root: str,  # noqa: F811
     wanted: dict[tuple[str, ...], dict[str, str]],
@@ -295,7 +298,7 @@ def test_a_node_that_dies_while_it_uploads_a_checkpoint_costs_no_bit(
             resume.close()
         return None
 
-    with slurm_cluster(slurmd_timeout=10) as cluster:
+    with slurm_cluster(slurmd_timeout=slurmd_timeout) as cluster:
         here = Shell(tmp_path / "here")
         here.environ["TRNFLOW_STORE"] = s3_root
         run = begun(here)
