@@ -58,7 +58,7 @@ def job(options: Namespace) -> int:
     if options.json:
         emit_json(result.to_json())
     else:
-        tell("", *report.table(result.steps), "", *(f"note: {note}" for note in result.notes))
+        tell(*report.ended(result.steps, result.notes, result.verdict))
     if result.error is None:
         return 0
     code = print_error(result.error, options)

@@ -188,5 +188,5 @@ def _print_result(recipe: settings.Recipe, result: Result, idle: bool) -> None:
     if tracking.enabled and (tracking.uri or tracking.experiment != TrackingConfig().experiment):
         # `trnflow ui` knows no recipe
         tell(pages(home_folder(), tracking, recipe.folder("tracking.uri"))[1])
-    tell(*(f"note: {note}" for note in result.notes if note not in (*result.printed, *result.verdict)))
-    tell("", *report.table(result.steps), *report.verdict(result.verdict, result.steps))
+    notes = [note for note in result.notes if note not in result.printed]
+    tell(*report.ended(result.steps, notes, result.verdict))

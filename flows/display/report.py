@@ -36,11 +36,15 @@ def table(steps: list[Step]) -> list[str]:
     return aligned(rows)
 
 
-def verdict(sentences: Sequence[str], steps: list[Step]) -> list[str]:
-    """Return the last lines of the table of these steps: what an evaluation says of the model, a sentence a line."""
-    width = max((len(step.name) for step in steps), default=0)
-    names = ("verdict", *[""] * len(sentences))
-    return [f"{name:<{width}}  {one_line(text)}" for name, text in zip(names, sentences, strict=False)]
+def ended(steps: list[Step], notes: Sequence[str], verdict: Sequence[str]) -> list[str]:
+    """Return how a run ended: its notes, and the table of its stages, whose last lines are the verdict.
+
+    verdict: those of the notes that an evaluation says of the model, a sentence a line.
+    """
+    width = max(len(name) for name in ("verdict", *(step.name for step in steps)))
+    names = ("verdict", *[""] * len(verdict))
+    last = [f"{name:<{width}}  {one_line(text)}" for name, text in zip(names, verdict, strict=False)]
+    return [*(f"note: {note}" for note in notes if note not in verdict), "", *table(steps), *last]
 
 
 def plan_table(steps: list[Step], price_per_hour: float = 0.0) -> list[str]:
