@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,6 @@ def test_the_page_has_what_is_estimated(model: str, method: str) -> None:
 def test_the_models_are_as_large_as_their_publishers_say(model: str) -> None:
     known = MODELS[model]
     rows = {"task": "causal_lm", "lengths": [8], "labels": None, "vocab_size": known.fields["vocab_size"]}
-    packed = Input(Path(), "packed", {**rows, "pad_id": 0, "bos_id": 1, "eos_id": 2}, "")
+    packed = Input[Any](Path(), "packed", {**rows, "pad_id": 0, "bos_id": 1, "eos_id": 2}, "")
     parameters = build(scratch(**known.fields), packed, seed=0, weights=False).parameters().values()
     assert sum(each.numel() for each in parameters) == pytest.approx(known.parameters, rel=0.005)
