@@ -45,14 +45,46 @@ def test_what_a_page_names_exists(page: Path) -> None:
 
 def slugs(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return {slug(heading) for heading in re.findall(r"^#+ .+$", page.read_text(), re.MULTILINE)}
+
+
+def slug(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lstrip("# ").lower()).replace(" ", "-")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_a_link_to_a_heading_finds_it(page: Path) -> None:
     links = re.findall(r"\]\((?!http)([^)#]*)#([^)]+)\)", page.read_text())
     assert not [(name, anchor) for name, anchor in links if anchor not in slugs(page.parent / name if name else page)]
+
+
+SCREEN = 36
+"""Lines of a page, or of a section, that are seen first."""
+QUESTIONS = {
+    "How do I get an answer to each row of test.csv?": ("docs/predict.md", "--file rows.jsonl --out predictions.csv"),
+    "Which scores do I get, and can I compute them again?": ("docs/evaluation.md", "| classification | `label`"),
+    "What are TrainingArguments called here?": ("docs/coming-from.md#trainer", "`trnflow settings num_train_epochs`"),
+    "Where do my own loss and preprocessing go?": ("docs/own_code.md", "format: {make: formats:ticket}"),
+    "Does it take my axolotl config?": ("docs/coming-from.md", "trnflow new config.yml"),
+    "Does an 8 B model fit on my card?": ("docs/training.md#memory", "| Llama 3.1 8B |"),
+    "How do I train on SageMaker, and has it run there?": (
+        "docs/machines.md#sagemaker",
+        "Nothing of this has run on AWS",
+    ),
+    "What does an instance cost?": ("docs/machines.md#sagemaker", "**What it costs**"),
+    "How do I train every night, and who tells me?": ("docs/retrain.md", "where messages go"),
+    "The new model is worse: how do I go back?": ("docs/champions.md", "trnflow rollback RECIPE"),
+}
+
+
+@pytest.mark.parametrize("question", QUESTIONS)
+def test_a_question_is_answered_one_click_from_the_readme(question: str) -> None:
+    link, answer = QUESTIONS[question]
+    page, _, anchor = link.partition("#")
+    lines = (PROJECT / page).read_text().splitlines()
+    begin = next(n for n, line in enumerate(lines) if line.startswith("#") and (not anchor or slug(line) == anchor))
+    assert f"({link})" in (PROJECT / "README.md").read_text()
+    assert answer in "\n".join(lines[begin : begin + SCREEN])
 
 
 def test_the_commands_of_the_page_are_grouped_as_in_the_help() -> None:

@@ -71,7 +71,7 @@ class LaunchConfig(StageConfig):
     """Where stages run, how their processes are started and stopped, and which devices training uses."""
 
     kind: Literal["local", "slurm", "sagemaker"] = "local"
-    """Where stages run: `local` is this machine; `slurm` gives the stages behind the data stages, as a job, to the cluster
+    """Where stages run. `local` is this machine. `slurm` gives the stages behind the data stages, as a job, to the cluster
     whose login node this machine is, `sagemaker` to Amazon SageMaker, on the instance that `--on` names."""
     grace_seconds: Seconds = GRACE_SECONDS
     """The time between SIGTERM and SIGKILL, in seconds, in which training saves its state. AWS stops a spot instance
@@ -108,7 +108,7 @@ class LaunchConfig(StageConfig):
     """With kind `sagemaker`: whether to use a spot instance, which AWS may take back. What was trained since the last
     `train.checkpoint_every` may then be lost."""
     keep_alive_minutes: Annotated[int, Field(ge=0, le=LONGEST_KEEP_ALIVE)] = 0
-    """With kind `sagemaker`: how long the instance is kept, and paid for, after a job, in minutes: the next job of the same
+    """With kind `sagemaker`: how long the instance is kept, and paid for, after a job, in minutes. The next job of the same
     image, role and hardware, such as a sweep's next trial, starts on it."""
     secret: Annotated[str | None, REACHES_OUT] = None
     """With kind `sagemaker`: the secret of AWS Secrets Manager, by name or ARN, that holds the variables to which

@@ -53,7 +53,7 @@ class PredictConfig(SplitConfig):
     """The rows of a forward pass."""
     export_rows: NonNegativeCount | None = None
     """The rows on which the exported model is compared with the trained one. Default: 256, or as many as are estimated to
-    take 10 minutes; without the extra `jax` as many as are estimated to take a second, but at least one call of each
+    take 10 minutes. Without the extra `jax`: as many as are estimated to take a second, but at least one call of each
     length. 0 skips the comparison."""
     prompts: tuple[str | tuple[dict[str, Any], ...], ...] = ()
     """Further prompts for a language model: texts, or lists of messages (`role`, `content`), which the tokenizer's chat

@@ -28,7 +28,7 @@ class MethodSettings(Group):
     as embeddings or encoder.layer.0."""
 
     warm_start_from: Annotated[str | None, NOT_KEYED] = None  # the named artifact is an input
-    """Begin with the weights of an earlier model in the store instead of `model.source`'s: the digest of an artifact of
+    """Begin with the weights of an earlier model in the store instead of `model.source`'s. It takes the digest of an artifact of
     consolidate or train, or a recipe's name, which stands for the model of its newest completed run. `NAME@champion` stands for
     a recipe's champion (no earlier model as long as there is none), `NAME@N` for its champion of number N. The architecture
     must be the same."""

@@ -57,6 +57,7 @@ def refused(setting: str) -> ConfigError:
         ("per_device_train_batch_size", "train.micro_batch (global_batch counts all devices together)"),
         ("gradient_checkpointing", "train.remat"),
         ("num_train_epochs", "train.epochs"),
+        ("report_to", "tracking.also ([tensorboard, wandb, trackio], beside MLflow)"),
         ("resume_from", "train.warm_start_from (a killed run resumes by itself; this begins with an earlier model)"),
         ("packing", "pack.strategy (bfd packs rows without cutting them)"),
         ("sequence_len", "tokenize.max_length"),

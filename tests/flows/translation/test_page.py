@@ -36,7 +36,7 @@ def test_the_recipe_beside_a_config_is_what_new_writes(
     assert settings.load("mine.yaml").train.method == "lora"
 
 
-@pytest.mark.parametrize("program", ["TRL", "sentence-transformers", "DVC"])
+@pytest.mark.parametrize("program", ["Trainer", "TRL", "sentence-transformers", "DVC"])
 def test_the_recipe_beside_a_program_loads(tmp_path: Path, program: str) -> None:
     (tmp_path / "mine.yaml").write_text(blocks(program)[-1])
     assert settings.load(str(tmp_path / "mine.yaml")).train.epochs in (1, 2)
