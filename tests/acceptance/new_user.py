@@ -101,8 +101,8 @@ def type_all(home: Path) -> tuple[list[Typed], int]:
             )  # fmt: skip
         finally:
             trnflow = home / "trnflow/.venv/bin/trnflow"
-            if trnflow.exists():
-                subprocess.run([trnflow, "down"], cwd=home, env=environment(home), capture_output=True, check=False)
+            for folder in (home, home / "trnflow") if trnflow.exists() else ():  # each has a server of its own
+                subprocess.run([trnflow, "down"], cwd=folder, env=environment(home), capture_output=True, check=False)
     parts = [part.partition("\n")[2] for part in log.read_text(errors="replace").split(MARK)[1:]]
     return [Typed(*command, printed) for command, printed in zip(lines, parts, strict=False)], shell.returncode
 
