@@ -135,6 +135,15 @@ def check_files(folder: Path) -> None:
             raise ModelError(f"model.source: {file} has more than {most >> 20} MiB", "save the model anew")
 
 
+def check_parsed(repo: str, name: str, size: int | None) -> None:
+    """Raise ModelError for a hub's file that is too large to be parsed. size: None where the hub does not say."""
+    most = FILES.get(name, CONFIG)
+    if size is not None and size > most:
+        raise ModelError(
+            f"model.source: {name} of {repo} has more than {most >> 20} MiB", "take a model without such a file"
+        )
+
+
 def check_folder(folder: Path) -> None:
     """Raise ModelError as `check_files`, and if config.json has sizes that no model can have, or the weights do not hold."""
     check_files(folder)
