@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from trnflow.flows.recipes import hardware
 from trnflow.flows.recipes.other_programs import LLAMA_FACTORY_V1, program_of
 from trnflow.flows.recipes.schema import Tree, annotation_at, below, cut, merge, sections, shown, without_null
-from trnflow.flows.recipes.yaml_tree import DEPTH, OVERRIDE, read_value, read_yaml
+from trnflow.flows.recipes.yaml_tree import BYTES, DEPTH, OVERRIDE, read_value, read_yaml
 from trnflow.tasks.config import is_hook
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import hide_override
@@ -43,6 +43,8 @@ Origins = dict[tuple[str, ...], SettingOrigin]
 HARDWARE = "base/hardware"
 # `--on NAME` is passed on as this override
 ON = ("on",)
+# Of a recipe with those that it extends, each time that one is named: three in each of 20 files are 10^9. 2 MiB take 9 s.
+MOST_FILES, MOST_BYTES = 100, 2 * BYTES
 # A recipe does not take these over from the recipes that it extends.
 OWN = ("name", "description")
 
@@ -131,14 +133,14 @@ def read_tree(name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     """Read a recipe of `conf/` or a YAML file, and those that it extends. root: its annotations decide what null and `{}`
     mean. Raises ConfigError if a recipe is unknown or malformed, or recipes extend each other in a circle."""
     path = _find(name, Path.cwd())
-    return RecipeTree(root, path.stem, *_read(path, [], root), folder=_own_folder(path))
+    return RecipeTree(root, path.stem, *_read(path, [], [], root), folder=_own_folder(path))
 
 
 def tree_of(document: Tree, name: str, root: type[BaseModel] = BaseModel) -> RecipeTree:
     """Return a recipe that is a mapping in memory, with the recipes that it extends; relative paths belong to the
     working directory. Raises ConfigError as `read_tree`."""
     origins = dict.fromkeys(_settings_in(document, ()), SettingOrigin(f"the recipe {name}", Path.cwd()))
-    merged = _with_bases(deepcopy(document), origins, Path.cwd(), [], root)
+    merged = _with_bases(deepcopy(document), origins, Path.cwd(), [], [], root)
     return RecipeTree(root, name, *merged, folder=Path.cwd())
 
 
@@ -182,24 +184,31 @@ def _file(folder: Path, name: str) -> Path | None:
         return None
 
 
-def _read(path: Path, above: list[Path], root: type[BaseModel]) -> tuple[Tree, Origins]:
-    """Read a file and everything it extends. above: the files that extend this one."""
+def _read(path: Path, above: list[Path], sizes: list[int], root: type[BaseModel]) -> tuple[Tree, Origins]:
+    """Read a file and everything it extends. above: the files that extend this one; sizes: bytes of each file read so far."""
     if path in above:
         raise ConfigError(f"{path.name} extends itself by way of {above[-1].name}", "break the circle")
     if len(above) > DEPTH:
         raise ConfigError(f"{above[0].name} extends recipes more than {DEPTH} deep", "let it extend fewer")
-    return _with_bases(*_load(path), path.parent, [*above, path], root)
+    data = _bytes_of(path)
+    sizes.append(len(data))
+    if len(sizes) > MOST_FILES or sum(sizes) > MOST_BYTES:
+        raise ConfigError(
+            f"{[*above, path][0].name} extends more than {MOST_FILES} recipes, or {MOST_BYTES >> 20} MiB of them",
+            "let it extend fewer",
+        )
+    return _with_bases(*_load(path, data), path.parent, [*above, path], sizes, root)
 
 
 def _with_bases(
-    own: Tree, own_origins: Origins, folder: Path, above: list[Path], root: type[BaseModel]
+    own: Tree, own_origins: Origins, folder: Path, above: list[Path], sizes: list[int], root: type[BaseModel]
 ) -> tuple[Tree, Origins]:
     """Merge a recipe into those that it extends. folder: what their relative paths are joined to."""
     _refuse_empty(own, own_origins, root, "remove the line")
     tree: Tree = {}
     origins: Origins = {}
     for base in _bases(own.pop("extends"), own_origins["extends",]) if "extends" in own else ():
-        base_tree, base_origins = _read(_find(base, folder), above, root)
+        base_tree, base_origins = _read(_find(base, folder), above, sizes, root)
         for setting in OWN:
             base_tree.pop(setting, None)
             base_origins.pop((setting,), None)
@@ -227,11 +236,16 @@ def _refuse_empty(tree: Tree, origins: Origins, root: type[BaseModel], fix: str)
             raise ConfigError(what, f"{fix}: settings that are not named are inherited")
 
 
-def _load(path: Path) -> tuple[Tree, Origins]:
+def _bytes_of(path: Path) -> bytes:
+    """Return a file's bytes; of one that `read_yaml` refuses for its size the first."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as stream:
+            return stream.read(BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}", "check the file and who may read it") from error
+
+
+def _load(path: Path, data: bytes) -> tuple[Tree, Origins]:
     tree, lines = read_yaml(data, str(path))
     if program := program_of(tree):
         command = shlex.join(["trnflow", "new", "DATA" if program == LLAMA_FACTORY_V1 else str(path)])
@@ -314,7 +328,7 @@ def _hardware_file(name: Any, root: type[BaseModel]) -> tuple[Tree, Origins]:
             f"there is no hardware {cut(str(name))}",
             f"did you mean {close}?" if close else f"choose one of {', '.join(hardware_names())}",
         )
-    return _read(path, [], root)
+    return _read(path, [], [], root)
 
 
 def hardware_price(name: str) -> float | None:

@@ -179,7 +179,8 @@ def _dask(config: TaskRunnerConfig) -> Any:
         return DaskTaskRunner(address=_address(config), client_kwargs={"timeout": CONNECT_SECONDS})
     # one thread per worker, because each part is watched by the thread that runs it
     local = {"n_workers": config.count, "threads_per_worker": 1, "host": "127.0.0.1", "dashboard_address": None}
-    return DaskTaskRunner(cluster_kwargs=local)
+    # its ports run the pickles of whoever reaches them: a certificate made for the run keeps the machine's other users out
+    return DaskTaskRunner(cluster_kwargs={**local, "security": True})
 
 
 def _end_with_the_flow(flow: int) -> None:

@@ -6,6 +6,7 @@ A StableHLO export is for checking what it predicts, not for speed: a graph is c
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK
 from trnflow.tasks.prediction.prompts import Parts, Shape
+from trnflow.tasks.prediction.tokenizing import tokenizing
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -58,7 +60,9 @@ class Classifier:
     """A text classifier, loaded from a folder. rows: its `trnflow.json`."""
 
     def __init__(self, folder: Path, rows: RowFormat, *, exported: bool) -> None:
-        tokenizer, self._kind, self._decision = read_tokenizer(folder), kind_of(rows.task), rows.decision
+        self._name, self._kind, self._decision = folder.name, kind_of(rows.task), rows.decision
+        with tokenizing(self._name):
+            tokenizer = read_tokenizer(folder)
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
         self._encoder = self._encoder_of(tokenizer, encoder_type(rows.task, pair=has_pairs(folder)))
@@ -71,7 +75,9 @@ class Classifier:
         ModelError."""
         if not given:
             return []
-        texts, (rows, cut) = self._texts(given), self._tokens(given)
+        texts = self._texts(given)
+        with tokenizing(self._name, sum(map(len, chain(*texts)))):
+            rows, cut = self._tokens(given)
         # rows of like length share a batch, which pads least
         order = sorted(range(len(rows)), key=lambda row: len(rows[row][0]))
         predicted: list[Meta] = [{}] * len(rows)
@@ -97,7 +103,8 @@ class Classifier:
     def _answer(self, text: str, values: Any, tokens: int) -> Meta:
         if not isinstance(self._encoder, TokenEncoder):
             return self._kind.answer(values, self.labels, self._decision)
-        places = self._encoder.places(text, tokens)
+        with tokenizing(self._name, len(text)):
+            places = self._encoder.places(text, tokens)
         return self._kind.answer_in(text, places, values[:tokens], self.labels, self._decision)
 
     def _texts(self, rows: list[Parts]) -> list[list[str]]:

@@ -16,6 +16,7 @@ from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.evaluation.generation import position_ids, prompt_encoder, prompt_ids, shortened
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
+from trnflow.tasks.prediction.tokenizing import tokenizing
 
 SEED = 0
 PROMPT = 32_768
@@ -33,9 +34,10 @@ class Generator:
     def __init__(
         self, folder: Path, templates: tuple[str, ...], framed: bool, max_new_tokens: int, seconds: float | None = None
     ) -> None:
-        self._seconds = seconds
-        self._tokenizer = read_tokenizer(folder)
-        self._encoder = prompt_encoder(self._tokenizer, {"templates": templates, "framed": framed})
+        self._seconds, self._name = seconds, folder.name
+        with tokenizing(self._name):
+            self._tokenizer = read_tokenizer(folder)
+            self._encoder = prompt_encoder(self._tokenizer, {"templates": templates, "framed": framed})
         self._model: Any = load_model(folder, "causal_lm")
         self._positions = longest_sequence(self._model) or PROMPT
         self._new = min(max_new_tokens, max(self._positions // 2, 1))
@@ -61,9 +63,11 @@ class Generator:
                 pad_token_id=next((end for end in (stop.pad_token_id, *ends) if end is not None), 0),
                 **position_ids(self._model, row),
             )[0, len(kept) :].tolist()
+        with tokenizing(self._name, len(generated)):
+            text = self._tokenizer.tokenizer.decode(generated, skip_special_tokens=True)
         return {
             "prompt": "".join(part["text"] for part in parts),
-            "generated": self._tokenizer.tokenizer.decode(generated, skip_special_tokens=True),
+            "generated": text,
             "tokens": len(generated),
             "ended": bool(generated) and generated[-1] in ends,
             **({"cut": len(ids) - len(kept)} if len(ids) > len(kept) else {}),
@@ -71,7 +75,8 @@ class Generator:
 
     def _ids(self, parts: list[Meta], where: str) -> tuple[list[int], list[int]]:
         """Return a prompt's token ids, and those that the model reads."""
-        ids, prefix = prompt_ids(self._encoder, parts), self._tokenizer.prefix()
+        with tokenizing(self._name, sum(len(part["text"]) for part in parts)):
+            ids, prefix = prompt_ids(self._encoder, parts), self._tokenizer.prefix()
         if not ids:
             raise DataError(f"{where}: the prompt is empty", "give it a text")
         opening = len(prefix) if ids[: len(prefix)] == prefix else 0

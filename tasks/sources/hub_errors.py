@@ -1,14 +1,17 @@
-"""Turn errors of huggingface_hub into ours."""
+"""Turn errors of huggingface_hub into ours, and look at the sizes of a repository's files before a download."""
 
 from __future__ import annotations
 
+import shutil
 import ssl
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.errors import ConfigError, DataError, MachineError, ModelError
+from trnflow.tasks.system.disk import KEPT_FREE
 from trnflow.tasks.system.redaction import scrub
 
 Answer = TypeVar("Answer")
@@ -41,6 +44,14 @@ def is_out_of_reach(error: BaseException) -> bool:
     return any(isinstance(cause, none) for cause in causes) and not any(isinstance(c, ssl.SSLError) for c in causes)
 
 
+def unreachable() -> tuple[type[BaseException], ...]:
+    """Return the types of what the hub's client raises if it got no answer of a hub."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # OSError and the HTTP library's errors; the others of an address, or an answer, that is no hub's, such as a proxy's page
+    return (*HfHubHTTPError.__bases__, _http().InvalidURL, ValueError)
+
+
 def _http() -> Any:
     """Return the HTTP library of huggingface_hub, whose errors it raises."""
     from huggingface_hub.errors import HfHubHTTPError
@@ -61,11 +72,9 @@ def _causes(error: BaseException | None) -> list[BaseException]:
 def hub_errors(section: Literal["data", "model"], repo: str, revision: str | None) -> Iterator[None]:
     """Raise our errors in place of the hub client's: ConfigError for an unknown revision; DataError (section "data") or
     ModelError ("model") for a repository that is gated, unknown or can't be reached, or whose hub answers otherwise."""
-    from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, RepositoryNotFoundError, RevisionNotFoundError
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError, RevisionNotFoundError
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
-    # OSError and the HTTP library's errors; the others of an address, or an answer, that is no hub's, such as a proxy's page
-    unreachable = (*HfHubHTTPError.__bases__, _http().InvalidURL, ValueError)
     try:
         yield
     except GatedRepoError as error:
@@ -80,9 +89,54 @@ def hub_errors(section: Literal["data", "model"], repo: str, revision: str | Non
             f"{section}.source: {repo} is neither a file or folder here nor a {what} on the hub",
             f"check the name; a private {what} also needs HF_TOKEN",
         ) from error
-    except unreachable as error:
+    except unreachable() as error:
         why = scrub(" ".join(str(error).split()))[:200] or type(error).__name__
         raise kind(
             f"{section}.source: {repo} is no file or folder here, and the hub could not be asked: {why}",
             f"check the network, or point {section}.source at a local file or folder",
         ) from error
+
+
+def files_due(
+    section: Literal["data", "model"], repo: str, commit: str, wanted: Callable[[str], bool]
+) -> dict[str, int]:
+    """Return {path: bytes} of the files that a download would fetch. Costs a request, unless the hub's cache has the list.
+
+    wanted: whether the file of a path is downloaded. Where the hub can't be asked {} is returned: the download says so.
+    Raises MachineError if the disk of the cache has no room for them.
+    """
+    from huggingface_hub import constants, try_to_load_from_cache
+
+    kind = "dataset" if section == "data" else "model"
+    due = {
+        path: size
+        for path, size in _listed(repo, commit, kind).items()
+        if wanted(path) and not isinstance(try_to_load_from_cache(repo, path, revision=commit, repo_type=kind), str)
+    }
+    cache, missing = Path(constants.HF_HUB_CACHE), sum(due.values())
+    free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
+    if due and free < missing + KEPT_FREE:
+        raise MachineError(
+            f"{section}.source: {missing / 1e9:,.1f} GB of {repo} are to be downloaded, and the disk of {cache} has "
+            f"{free / 1e9:,.1f} GB free",
+            f"free some space, or set HF_HOME to a folder on another disk; {section}.source may name a folder, too",
+        )
+    return due
+
+
+def _listed(repo: str, commit: str, kind: str) -> dict[str, int]:
+    from huggingface_hub import HfApi, constants, get_cached_repo_tree
+    from huggingface_hub.errors import CachedRepoTreeNotFoundError
+
+    try:
+        return {file.path: file.size for file in get_cached_repo_tree(repo, repo_type=kind, revision=commit)}
+    except CachedRepoTreeNotFoundError:
+        pass
+    try:
+        # `list_repo_tree` asks for half a minute where nobody answers
+        info = HfApi().repo_info(
+            repo, repo_type=kind, revision=commit, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
+    except unreachable():
+        return {}
+    return {file.rfilename: file.size or 0 for file in info.siblings or ()}

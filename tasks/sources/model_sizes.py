@@ -65,7 +65,7 @@ _OTHER = re.compile(r"^(mscale|dropout)_")
 _FROM_THE_END = re.compile(r"_layer$|^(chunk_size|max_relative_positions|max_image_length|num_images)$")
 """Numbers for which transformers' own configurations have -1 or -2: a layer counted from the last, or "no limit"."""
 _POSITION_TABLE = re.compile(r"(position_embeddings?|embed_positions|wpe)\.weight$")
-_NUMBERED = re.compile(r"\.(\d+)\.")
+_NUMBERED = re.compile(r"\.(\d{1,18})\.")
 
 
 def size_error(fields: Meta) -> str | None:
@@ -133,6 +133,15 @@ def check_files(folder: Path) -> None:
         file = folder / name
         if file.is_file() and file.stat().st_size > most:
             raise ModelError(f"model.source: {file} has more than {most >> 20} MiB", "save the model anew")
+
+
+def check_parsed(repo: str, name: str, size: int | None) -> None:
+    """Raise ModelError for a hub's file that is too large to be parsed. size: None where the hub does not say."""
+    most = FILES.get(name, CONFIG)
+    if size is not None and size > most:
+        raise ModelError(
+            f"model.source: {name} of {repo} has more than {most >> 20} MiB", "take a model without such a file"
+        )
 
 
 def check_folder(folder: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -13,8 +14,16 @@ from pydantic import field_validator, model_validator
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import SOURCE, StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
-from trnflow.tasks.sources.hub_errors import asked, hub_errors
-from trnflow.tasks.sources.model_sizes import CONFIG, check_files, check_held, check_sizes, size_error
+from trnflow.tasks.sources.hub_errors import asked, files_due, hub_errors
+from trnflow.tasks.sources.model_sizes import (
+    CONFIG,
+    FILES,
+    check_files,
+    check_held,
+    check_parsed,
+    check_sizes,
+    size_error,
+)
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
@@ -193,10 +202,12 @@ def _ask_hub(repo: str, revision: str) -> Meta:
     from huggingface_hub import HfApi, hf_hub_download
 
     with hub_errors("model", repo, revision):
-        info = asked(lambda seconds: HfApi().model_info(repo, revision=revision, timeout=seconds))
-        names = [file.rfilename for file in info.siblings or ()]
+        info = asked(lambda seconds: HfApi().model_info(repo, revision=revision, timeout=seconds, files_metadata=True))
+        sizes = {file.rfilename: file.size for file in info.siblings or ()}
+        names = [*sizes]
 
         def read(name: str) -> Any:
+            check_parsed(repo, name, sizes.get(name))
             # which asks again by itself
             return _read_config(Path(hf_hub_download(repo, name, revision=info.sha)))
 
@@ -234,7 +245,11 @@ def _folder(location: Meta | None, patterns: tuple[str, ...]) -> Path | None:
         return Path(location["folder"])
     from huggingface_hub import snapshot_download
 
-    with hub_errors("model", location["repo"], location["commit"]):
-        folder = Path(snapshot_download(location["repo"], revision=location["commit"], allow_patterns=list(patterns)))
+    repo, commit = location["repo"], location["commit"]
+    with hub_errors("model", repo, commit):
+        due = files_due("model", repo, commit, lambda path: any(fnmatchcase(path, pattern) for pattern in patterns))
+        for name in due.keys() & FILES.keys():
+            check_parsed(repo, name, due[name])
+        folder = Path(snapshot_download(repo, revision=commit, allow_patterns=list(patterns)))
     check_files(folder)
     return folder

@@ -26,13 +26,23 @@ class Hub(ThreadingHTTPServer):
     """A hub.
 
     files: path -> bytes; kind: `datasets` or `models`; repo: the repository's name; head: its newest commit;
-    large: the files that are stored as large files (LFS), by their SHA-256."""
+    large: the files that are stored as large files (LFS), by their SHA-256; sizes: path -> bytes that the hub says a file
+    has, where that is not what it holds; asked: paths of the files that were asked for."""
 
     files: dict[str, bytes]
     kind: str
     repo: str = "me/set"
     head: str = COMMIT
     large: Mapping[str, bytes] = {}
+    sizes: Mapping[str, int] = {}
+    asked: list[str]
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.asked = []
+
+    def size(self, name: str) -> int:
+        return self.sizes.get(name, len(self.files[name]))
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -47,7 +57,7 @@ class Handler(BaseHTTPRequestHandler):
         resolved = re.fullmatch(rf"(?:/datasets)?/{repo}/resolve/[^/]+/(.+)", path)
         tree = re.fullmatch(rf"{api}/tree/(?:main|{head})/?(.*)", path)
         if path in (api, f"{api}/revision/main", f"{api}/revision/{head}"):
-            siblings = [{"rfilename": name} for name in self.server.files]
+            siblings = [{"rfilename": name, "size": self.server.size(name)} for name in self.server.files]
             self._json({"id": repo, "sha": head, "private": False, "tags": [], "siblings": siblings})
         elif path.startswith(f"{api}/revision/"):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
@@ -57,6 +67,7 @@ class Handler(BaseHTTPRequestHandler):
             self._json(self._tree(tree[1], "recursive=true" in self.path.lower()))
         elif resolved and resolved[1] in self.server.files:
             body = self.server.files[resolved[1]]
+            self.server.asked.append(resolved[1])
             self._send(200, body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": head})
         else:
             self._send(404, b"{}", {"X-Error-Code": "EntryNotFound" if resolved else "RepoNotFound"})
@@ -96,7 +107,7 @@ class Handler(BaseHTTPRequestHandler):
         oid = hashlib.sha1(b"blob %d\0" % len(body) + body).hexdigest()
         digest = hashlib.sha256(body).hexdigest()
         large = {"lfs": {"oid": digest, "size": len(body), "pointerSize": 134}} if digest in self.server.large else {}
-        return {"type": "file", "path": name, "size": len(body), "oid": oid, **large}
+        return {"type": "file", "path": name, "size": self.server.size(name), "oid": oid, **large}
 
 
 def run_program(program: str, endpoint: str, home: Path, *arguments: str) -> Any:
@@ -111,7 +122,13 @@ def run_program(program: str, endpoint: str, home: Path, *arguments: str) -> Any
 
 @contextlib.contextmanager
 def serve(files: dict[str, bytes], kind: str = "datasets") -> Iterator[str]:
-    hub = Hub(("127.0.0.1", 0), Handler)
-    hub.files, hub.kind = files, kind
-    with serving(hub):
+    with hub_of(files, kind) as hub:
         yield address_of(hub)
+
+
+@contextlib.contextmanager
+def hub_of(files: dict[str, bytes], kind: str, sizes: Mapping[str, int] | None = None) -> Iterator[Hub]:
+    hub = Hub(("127.0.0.1", 0), Handler)
+    hub.files, hub.kind, hub.sizes = files, kind, sizes or {}
+    with serving(hub):
+        yield hub

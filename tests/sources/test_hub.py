@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.helpers.hub_server import run_program
+from tests.helpers.hub_server import hub_of, run_program
+from tests.helpers.serving import address_of
 from trnflow.tasks.sources.hub_errors import asked
 
 PROGRAM = """
@@ -67,3 +68,48 @@ def test_a_hub_that_is_slow_is_asked_again_and_one_that_refuses_is_not(kind: str
     asked_for.clear()
     if tries > 1:
         assert asked(lambda seconds: ask(seconds, fails=tries - 1)) == tries and min(asked_for) > 0
+
+
+LOOK = """
+import json, sys
+from pathlib import Path
+from trnflow.tasks.errors import TrnflowError
+from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
+from trnflow.tasks.sources.resolver import Resolver
+answers = []
+try:
+    source = model_source(ModelConfig(source="me/set"), Resolver(Path(sys.argv[1]), offline=len(sys.argv) > 2))
+    for folder in (tokenizer_folder, model_folder):
+        answers.append(str(folder(source)))
+except TrnflowError as error:
+    answers.append(error.to_json())
+print(json.dumps(answers))
+"""
+
+
+@pytest.mark.parametrize(
+    ("sizes", "asked_for", "says"),
+    [
+        ({}, {"config.json", "tokenizer.json", "model.safetensors"}, None),
+        ({"model.safetensors": 5 * 10**14}, {"config.json", "tokenizer.json"},
+         "model.source: 500,000.0 GB of me/set are to be downloaded, and the disk of "),
+        ({"tokenizer.json": 10**10}, {"config.json"}, "model.source: tokenizer.json of me/set has more than 64 MiB"),
+        ({"config.json": 10**10}, set(), "model.source: config.json of me/set has more than 16 MiB"),
+        ({"more.bin": 5 * 10**14}, {"config.json", "tokenizer.json", "model.safetensors"}, None),
+    ],
+)  # fmt: skip
+def test_of_a_model_s_files_the_sizes_are_looked_at_before_they_are_downloaded(
+    sizes: dict[str, int], asked_for: set[str], says: str | None, tmp_path: Path, shared: Path
+) -> None:
+    held = shared / "assets/stories260K-hf"
+    names = ("config.json", "tokenizer.json", "model.safetensors")
+    files = {name: (held / name).read_bytes() for name in names} | {"more.bin": b""}
+    with hub_of(files, "models", sizes) as hub:
+        *folders, last = run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path))
+        assert {*hub.asked} == asked_for
+    if says is not None:
+        assert says in last["message"]
+        return
+    # what the cache has is opened while nobody answers
+    again = run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path), "offline")
+    assert again == [*folders, last] and again[0].startswith(str(tmp_path))

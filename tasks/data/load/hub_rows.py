@@ -18,7 +18,7 @@ from trnflow.tasks.data.load.row_sizes import BATCH
 from trnflow.tasks.data.load.streams import BUFFER, open_stream
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.sources.data_files import ALIASES, format_of
-from trnflow.tasks.sources.hub_errors import hub_errors
+from trnflow.tasks.sources.hub_errors import files_due, hub_errors
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,6 +38,8 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
     with _dataset_errors(repo, commit):
         builder = load_dataset_builder(repo, location["name"], revision=commit)
         files = _text_files(builder, commit)
+        if files is not None or not Path(builder.cache_dir).exists():
+            files_due("data", repo, commit, {*_paths(builder, commit)}.__contains__)
         # `datasets` turns texts of json and csv into dates and numbers (007 becomes 7), and drops digits of nested
         # numbers
         if files is not None:
@@ -88,10 +90,14 @@ def _text_files(builder: Any, commit: str) -> dict[str, list[str]] | None:
     return paths_of if formats in ({"jsonl"}, {"csv"}, {"tsv"}) and changed == wanted else None
 
 
+def _paths(builder: Any, commit: str) -> list[str]:
+    """Return the paths of a dataset's files in its repository."""
+    return [url.partition(f"@{commit}/")[2] for urls in (builder.config.data_files or {}).values() for url in urls]
+
+
 def _check_growth(builder: Any, repo: str, commit: str) -> None:
     """Raise DataError for a file that grows more than `data.max_growth` allows: `datasets` copies all decoded rows."""
-    for url in (url for urls in (builder.config.data_files or {}).values() for url in urls):
-        path = url.partition(f"@{commit}/")[2]
+    for path in _paths(builder, commit):
         place, name = Path(hf_hub_download(repo, path, repo_type="dataset", revision=commit)), f"{repo} {path}"
         if (kind := format_of(path)) in ("parquet", "arrow"):
             rows = bounded(open_file(place, kind, name))

@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.hub_server import COMMIT, run_program, serve
+from tests.helpers.hub_server import COMMIT, hub_of, run_program, serve
+from tests.helpers.serving import address_of
 
 PROGRAM = """
 import json, sys
@@ -165,3 +166,15 @@ def test_texts_of_the_hub_that_grow_too_much_are_not_copied(tmp_path: Path) -> N
     told = asked(files, {"bomb": {"source": "me/set"}}, tmp_path / "hub")["bomb"]
     assert "me/set train.txt.gz grows from" in told["message"]
     assert sum(file.stat().st_size for file in tmp_path.rglob("*") if file.is_file()) < 10_000_000
+
+
+@pytest.mark.parametrize("name", ["data/train.csv", "data/train-00000-of-00001.parquet"])
+def test_data_that_the_disk_has_no_room_for_is_not_downloaded(name: str, tmp_path: Path, shared: Path) -> None:
+    emotion = (shared / "data/emotion/train.parquet").read_bytes()
+    files = {name: emotion if name.endswith("parquet") else b"text,label\na,b\n", "README.md": b""}
+    told = json.dumps([{"source": "me/set"}])
+    with hub_of(files, "datasets", {name: 5 * 10**14}) as hub:
+        refused, _ = run_program(PROGRAM, address_of(hub), tmp_path / "hf", str(tmp_path), told)
+        assert name not in hub.asked
+    assert "data.source: 500,000.0 GB of me/set are to be downloaded, and the disk of " in refused["message"]
+    assert "HF_HOME" in refused["fix"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,6 +73,33 @@ def test_a_file_that_stands_between_is_named(tmp_path: Path) -> None:
     for count in range(60):
         (tmp_path / f"r{count}.yaml").write_text(f"extends: r{count + 1}.yaml\n")
     assert "extends recipes more than 50 deep" in refused(str(tmp_path / "r0.yaml")).message
+
+
+def test_recipes_that_multiply_and_files_without_an_end_are_refused_at_once(tmp_path: Path) -> None:
+    for count in range(40):
+        (tmp_path / f"r{count}.yaml").write_text(f"extends: [{', '.join([f'r{count + 1}.yaml'] * 3)}]\n")
+    (tmp_path / "r40.yaml").write_text("extends: classify\n")
+    assert "r0.yaml extends more than 100 recipes" in refused(str(tmp_path / "r0.yaml")).message
+    (tmp_path / "large.yaml").write_text(f"description: {'x' * (1 << 19)}\n")
+    (tmp_path / "bad.yaml").write_text("extends: [large.yaml, large.yaml, large.yaml, large.yaml]\n")
+    assert "bad.yaml extends more than 100 recipes, or 2 MiB of them" in refused(str(tmp_path / "bad.yaml")).message
+    with (tmp_path / "large.yaml").open("wb") as hole:
+        hole.truncate(1 << 40)
+    assert "large.yaml has more than 1,048,576 bytes" in refused(str(tmp_path / "bad.yaml")).message
+
+
+def test_what_extends_names_is_a_file_here_and_nobody_is_asked_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.socket.connect", None)
+    for named in ("https://127.0.0.1:9/a.yaml", "s3://bucket/a.yaml", "file:///etc/a.yaml", "//server/share/a.yaml"):
+        (tmp_path / "bad.yaml").write_text(f"extends: {named}\n")
+        assert f"there is no recipe file {named}" in refused(str(tmp_path / "bad.yaml")).message
+    os.mkfifo(tmp_path / "pipe.yaml")
+    (tmp_path / "endless.yaml").symlink_to("/dev/zero")
+    for named in ("pipe.yaml", "endless.yaml"):
+        (tmp_path / "bad.yaml").write_text(f"extends: {named}\n")
+        assert "there is no recipe file" in refused(str(tmp_path / "bad.yaml")).message
 
 
 @pytest.mark.parametrize(

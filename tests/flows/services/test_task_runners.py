@@ -235,3 +235,51 @@ def test_a_cluster_that_does_not_answer_is_named(api: Api, tmp_path: Path) -> No
     done = prepare(api, tmp_path, "task_runner.kind=dask", "task_runner.address=tcp://127.0.0.1:1")
     assert done.returncode == 2
     assert "dask can't be used on tcp://127.0.0.1:1" in done.stderr
+
+
+LOCAL = """
+import contextlib, json, os, sys
+from trnflow.flows.recipes.sections import TaskRunnerConfig
+from trnflow.flows.services.task_runners import _made
+
+if __name__ == "__main__":
+    with contextlib.ExitStack() as stack:
+        runner = _made(TaskRunnerConfig(kind="dask", workers=1), stack)
+        client = stack.enter_context(runner).client
+        assert client.submit(os.getpid).result()
+        scheduler = runner._cluster.scheduler
+        workers = [place for worker in scheduler.workers.values() for place in (worker.address, worker.nanny)]
+        print(json.dumps([scheduler.address, *workers]), flush=True)
+        sys.stdin.read()
+"""
+STRANGER = """
+import asyncio, sys
+from distributed import Security
+from distributed.core import rpc
+
+async def ask(address, **given):
+    async with rpc(address, timeout=3, **given) as there:
+        return await there.identity()
+
+for address in sys.argv[1:]:
+    for given in ({}, {"connection_args": Security.temporary().get_connection_args("client")}):
+        try:
+            asyncio.run(asyncio.wait_for(ask(address, **given), 5))
+        except Exception:
+            continue
+        print(f"{address} answered")
+"""
+
+
+def test_a_local_dask_runs_nothing_of_the_machine_s_other_users(tmp_path: Path) -> None:
+    """Who reaches a port of Dask has it run a pickle: on the loopback that was every user of the machine."""
+    (tmp_path / "local.py").write_text(LOCAL)  # a worker imports its parent's main module
+    command = [sys.executable, str(tmp_path / "local.py")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as cluster:
+        assert cluster.stdout and cluster.stdin
+        listening = json.loads(cluster.stdout.readline())
+        assert len(listening) == 3
+        tried = [f"{scheme}://{place.partition('://')[2]}" for place in listening for scheme in ("tcp", "tls")]
+        done = subprocess.run([sys.executable, "-c", STRANGER, *tried], capture_output=True, text=True)
+        cluster.stdin.close()
+    assert done.returncode == 0 and not done.stdout, done.stdout
