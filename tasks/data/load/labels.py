@@ -7,6 +7,7 @@ declared class names, else a column `<label>_name`, else train's labels, sorted.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -183,9 +184,11 @@ class LabelSet:
             for label, where in seen.first.items():
                 number = ids.get(label, by_number.get(_whole(label)))
                 if number is None:
+                    near = next((name for name in self.names if comparable(name) == comparable(label)), None)
                     raise DataError(
                         f"{where}: the label {label!r} is outside the label set ({', '.join(self.names[:12])})",
-                        "repair the row, or name all labels in data.labels",
+                        "repair the row, or name all labels in data.labels"
+                        + (f"; {near!r} differs by capitals, blanks or Unicode form alone" if near else ""),
                     )
                 ids[label] = number
         return LabelSet(self.names, ids)
@@ -195,6 +198,11 @@ class LabelSet:
         """{label as in the data: the class of the same number that it counts as}."""
         pairs = {text: self.names[i] for text, i in self.ids.items()}
         return {text: name for text, name in pairs.items() if text != name and _whole(text) == _whole(name)}
+
+
+def comparable(label: str) -> str:
+    """Return a label without what the eye may overlook: capitals, blanks, the Unicode form of its letters."""
+    return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
 
 
 def _whole(label: str) -> str:
