@@ -113,7 +113,10 @@ def test_words_and_tags_that_are_none_are_named(row: dict[str, Any], message: st
         ([3, 4, "name"], "the span 3 to 4 \\(name\\) holds no word"),
         ([6, 9, "name"], "the spans 0 to 7 \\(name\\) and 6 to 9 \\(name\\) overlap"),
         ([8, 9, "firm"], "the tag 'B-firm' in spans is none of train's"),
-        ({"start": 8, "end": 9, "label": "name", "text": "'s"}, "the span 8 to 9 \\(name\\) says \"'s\", and there stands"),
+        (
+            {"start": 8, "end": 9, "label": "name", "text": "'s"},
+            'the span 8 to 9 \\(name\\) says "\'s", and there stands',
+        ),
         ([8, 9], "\\[8, 9\\] in spans is no span"),
         ({"start": "8", "end": 9, "label": "name"}, "is no span"),
         (True, "True in spans is no span"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import (
     ANSWER_OPENING,
+    BLANK,
     CALL_TEXT,
     CHANGED,
     FORGOTTEN,
@@ -34,6 +35,7 @@ BAD = "bad"
 
 WARNINGS = {
     BAD: "rows that can't be rendered, dropped",
+    BLANK: "rows with an empty answer of the assistant, which teaches the model to say nothing (`weight: 0` leaves it out)",
     OUTSIDE: "rows with more assistant turns than {% generation %} blocks, trained on in the blocks alone",
     UNLIKE_PROMPT: "rows whose answers lack the words that the chat template's prompt ends in, so that the model is asked in "
     "another way than it is trained",

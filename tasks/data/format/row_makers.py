@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.data.format.chat import RowExamples, written_by
+from trnflow.tasks.data.format.chat import BLANK, RowExamples, teaches_nothing, written_by
 from trnflow.tasks.data.format.config import FormatConfig, is_chat
 from trnflow.tasks.data.format.conversation import Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES, alpaca_opening, alpaca_round
@@ -264,7 +264,8 @@ def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit,
         given = conversation_of({**row, config.messages: made["messages"]} if made else row, columns, where)
         written = written_by(templates, given, where, last=last, special=special)
         taught = [parts for parts in written.examples if any(part["train"] and part["text"].strip() for part in parts)]
-        return written._replace(examples=[{"parts": parts} for parts in taught])
+        blank = {BLANK: ""} if taught and teaches_nothing(given.messages, where, last) else {}
+        return RowExamples([{"parts": parts} for parts in taught], {**written.notes, **blank})
 
     return make
 

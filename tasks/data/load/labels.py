@@ -27,6 +27,7 @@ NUMBERED_CLASSES = 20
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
+_ZEROS = re.compile(r"^\+?0*(?=\d)")
 _INTEGER = re.compile(r"-?\d+")
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")
 NO_CLASSES = (
@@ -188,7 +189,11 @@ class LabelSet:
                     raise DataError(
                         f"{where}: the label {label!r} is outside the label set ({', '.join(self.names[:12])})",
                         "repair the row, or name all labels in data.labels"
-                        + (f"; {near!r} differs by capitals, blanks or Unicode form alone" if near else ""),
+                        + (
+                            f"; {near!r} differs by capitals, blanks, Unicode form, zeros or + in front alone"
+                            if near
+                            else ""
+                        ),
                     )
                 ids[label] = number
         return LabelSet(self.names, ids)
@@ -201,8 +206,8 @@ class LabelSet:
 
 
 def comparable(label: str) -> str:
-    """Return a label without what the eye may overlook: capitals, blanks, the Unicode form of its letters."""
-    return " ".join(unicodedata.normalize("NFKC", label).casefold().split())
+    """Return a label without what the eye may overlook: capitals, blanks, Unicode form, zeros or + in front."""
+    return _ZEROS.sub("", " ".join(unicodedata.normalize("NFKC", label).casefold().split()))
 
 
 def _whole(label: str) -> str:

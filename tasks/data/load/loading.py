@@ -51,6 +51,7 @@ UNLIKE: dict[str, Callable[[str], str]] = {
     "blanks between words": lambda name: re.sub(r"\s+", " ", name),
     "capitals": str.casefold,
     "Unicode form": lambda name: unicodedata.normalize("NFKC", name),
+    "zeros or + in front": lambda name: re.sub(r"^\s*\+?0*(?=\d)", "", name),
 }
 """In what names of labels may differ that look alike, and what makes them equal."""
 MOST_SHOWN = 20
@@ -292,7 +293,7 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
 
 
 def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
-    """Print the label counts of train, and warn of labels that differ by blanks, capitals or Unicode form alone."""
+    """Print the label counts of train, and warn of labels that are `comparable`."""
     rows_of, total = counts["train"], sum(counts["train"].values())
     shown = [*rows_of] if len(rows_of) <= FEW_LABELS else sorted(rows_of, key=lambda name: -rows_of[name])[:FEW_LABELS]
     some = ", ".join(f"{name} {rows_of[name]:,} ({rows_of[name] / total:.1%})" for name in shown)

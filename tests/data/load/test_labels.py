@@ -167,6 +167,8 @@ def test_one_class_in_train_is_refused_before_tokenising(trnflow: Shell):
         (["Caf\u00e9", "Cafe\u0301"], "Unicode form"),
         (["New York", "New  York"], "blanks between words"),
         (["New York", "New\u00a0York"], "kinds of blanks"),
+        (["01", "1"], "zeros or + in front"),
+        (["+1", "1"], "zeros or + in front"),
         (["new york", "New\tYork "], "surrounding blanks and blanks between words and capitals"),
     ],
 )
@@ -182,4 +184,4 @@ def test_a_label_of_another_split_that_looks_like_one_of_train_names_it(bench, t
     write(tmp_path / "d/test.csv", {"text": ["z"], "label": ["spam "]})
     with pytest.raises(DataError, match="outside the label set") as caught:
         bench.rows(source=str(tmp_path / "d"), label="label")
-    assert "'Spam' differs by capitals, blanks or Unicode form alone" in caught.value.fix
+    assert "'Spam' differs by capitals, blanks, Unicode form, zeros or + in front alone" in caught.value.fix
