@@ -7,6 +7,7 @@ import re
 from trnflow.flows.authoring.draft import Question, listed
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.multi_label import written_list
 
 TEXTS = (
     "text", "body", "content", "review", "review_text", "review_body", "sentence", "tweet", "comment", "message",
@@ -32,6 +33,8 @@ BELONGING = (
     ("query", "passage"), ("question", "answer"), ("text", "text_pair"),
 )  # fmt: skip
 """Two texts that belong together, by the names of embeddings' data."""
+# a comma for the point, thousands apart, a unit
+_NUMBER = re.compile(r"[$€£]?\s*[+-]?\d+([.,' \u00a0]\d{3})*([.,]\d+)?\s*[%$€£]?")
 AS_VECTORS = "a vector for each text, to search with"
 FEW = 200
 """More classes than these are no likely label, unless the column's name says so."""
@@ -135,6 +138,16 @@ def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bo
             "format.task=text": "it is not to be predicted",
         }
         raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)
+    written = (
+        [] if is_given or column.numbers else [value for value in column.counts if _NUMBER.fullmatch(value.strip())]
+    )
+    if len(written) == len(column.counts) and not any(is_several(value, column) for value in written):
+        example = next(value for value in written if not value.isdecimal())
+        raise Question(
+            f"{column.name} holds texts such as {example}, which no program reads as a number: to predict amounts, write them "
+            f"as 1234.5 in the file",
+            {**dict([_as_label(column)]), "format.task=text": "it is not to be predicted"},
+        )
     several = "" if is_given else next((value for value in column.counts if is_several(value, column)), "")
     if several:
         raise Question(
@@ -147,6 +160,8 @@ def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bo
 
 
 def is_several(value: str, column: Column) -> bool:
-    """Return whether a value is a list of others: `4,27` where there are 4 and 27."""
+    """Return whether a value is a list of others: `4,27` where there are 4 and 27, or `['a', 'b']`."""
+    if written_list(value) is not None:
+        return True
     parts = re.split(r"\s*[,;|]\s*", value.strip())
     return len(parts) > 1 and all(part in column.counts for part in parts)

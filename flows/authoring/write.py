@@ -220,6 +220,7 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"not used: {listed(rest)}"] * bool(rest)
     lines += [f"used only where the chat template reads them: {', '.join(draft.fields)}"] * bool(draft.fields)
     lines += _refusals(draft, looked)
+    lines += [f"splits: {why}" for why in [draft.why.get("data.splits")] if why]
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
     lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])

@@ -6,8 +6,11 @@ threshold, one for all labels, that gives the best micro F1 on validation.
 
 from __future__ import annotations
 
+import ast
 import difflib
+import re
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +18,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.kind import Metric, Row
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, loss_metric, value_of
+from trnflow.tasks.system.json_numbers import loads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,6 +26,20 @@ if TYPE_CHECKING:
 MOST_LABELS = 10_000
 THRESHOLD = "threshold"
 BITS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
+_NO_COMMA = re.compile(r"""(['"])\s+(?=['"])""")
+_BETWEEN = re.compile("[,;|]")
+
+
+def written_list(text: str) -> list[Any] | None:
+    """Return the list of names or numbers that a text is in Python or JSON, as pandas writes lists into CSV; else None."""
+    if not (text.strip().startswith("[") and text.strip().endswith("]")):
+        return None
+    # numpy writes no commas, and Python would join the texts
+    for read, written in ((loads, text), (ast.literal_eval, _NO_COMMA.sub(r"\1, ", text))):
+        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
+            value = read(written.strip())
+            return value if isinstance(value, list) and not any(isinstance(v, list | dict) for v in value) else None
+    return None
 
 
 def _counts(expected: Any, decided: Any) -> Any:
@@ -60,10 +78,12 @@ def _exact(outputs: Outputs) -> Any:
     return ((outputs.expected > 0.5) == (outputs.decided > 0.5)).all(1)[:, None].astype(float)
 
 
-def _labels_in(value: Any) -> list[str]:
-    """Return the labels of a cell: of a list its elements, of a text what stands between commas."""
+def labels_in(value: Any) -> list[str]:
+    """Return the labels of a cell: of a list its elements, of a text what stands between `,`, `;` or `|`."""
+    if isinstance(value, str) and (elements := written_list(value)) is not None:
+        value = elements
     if isinstance(value, str):
-        return [part.strip() for part in value.split(",") if part.strip()]
+        return [part.strip() for part in _BETWEEN.split(value) if part.strip()]
     return [str(part) for part in (value if isinstance(value, list) else [] if value is None else [value])]
 
 
@@ -99,7 +119,7 @@ class MultiLabel(TargetKind):
         seen: dict[str, None] = {}
         for number, row in enumerate(train(), 1):
             where = f"split train row {number}"
-            seen |= dict.fromkeys(_labels_in(value_of(row, settings.target, nested, where)))
+            seen |= dict.fromkeys(labels_in(value_of(row, settings.target, nested, where)))
             if len(seen) > MOST_LABELS:
                 raise DataError(f"{where}: more than {MOST_LABELS} labels", "name a column of labels in format.target")
         if len(seen) < 2:
@@ -123,7 +143,7 @@ class MultiLabel(TargetKind):
 
         def target(row: Row, where: str) -> list[float]:
             bits = [0.0] * len(labels)
-            for label in _labels_in(value_of(row, settings.target, nested, where)):
+            for label in labels_in(value_of(row, settings.target, nested, where)):
                 if label not in ids:
                     near = difflib.get_close_matches(label, labels, n=1)
                     known = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(labels[:12])}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 from trnflow.tasks.errors import DataError
@@ -85,9 +86,9 @@ def joined_words(value: Any) -> str:
     return " ".join(map(str, words)) if isinstance(words, list) else str(words)
 
 
-def spans_of(value: Any, column: str, where: str) -> list[tuple[int, int, str]]:
+def spans_of(value: Any, column: str, where: str, text: str | None = None) -> list[tuple[int, int, str]]:
     """Return a row's spans, ascending: first character, end, type. A span is an object with start, end and label, or a
-    list of these three."""
+    list of these three. Raises DataError for a span whose own `text` is not what stands there in `text`."""
     spans = []
     for span in [] if value is None else _list_in(value, column, where):
         given = (
@@ -105,6 +106,12 @@ def spans_of(value: Any, column: str, where: str) -> list[tuple[int, int, str]]:
         if type(start) is not int or type(end) is not int or not isinstance(kind, str | int) or not str(kind):
             raise DataError(
                 f"{where}: {span!r:.80} in {column} is no span", 'give {"start": 0, "end": 5, "label": "TYPE"}'
+            )
+        theirs = given.get("text")
+        if text is not None and isinstance(theirs, str) and theirs != text[max(start, 0) : max(end, 0)]:
+            raise DataError(
+                f"{where}: the span {start} to {end} ({kind}) says {theirs!r:.80}, and there stands {text[start:end]!r:.80}",
+                "count characters from 0, not bytes or UTF-16 units, and do not include the end",
             )
         spans.append((start, end, str(kind)))
     return sorted(spans)
@@ -134,6 +141,16 @@ def inside(text: str, spans: list[tuple[int, int, str]], where: str) -> list[tup
 def cut(text: str, spans: list[tuple[int, int, str]]) -> list[Word]:
     """Return the words of a text, cut at the edges of spans, with their tags."""
     return [word for start, end, kind in _parts(text, spans) for word in _words(text, start, end, kind)]
+
+
+def cut_word(example: dict[str, Any]) -> str:
+    """Return the first word of an example that the edge of a span cuts, `Pari|s`; "" without one."""
+    text = example["text"]
+    for word, after in pairwise(example["label"]):
+        start, at, end = word["start"], word["end"], after["end"]
+        if at == after["start"] and _UNITS.fullmatch(text, start, end):
+            return f"{text[start:at]}|{text[at:end]}"
+    return ""
 
 
 def _parts(text: str, spans: list[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:

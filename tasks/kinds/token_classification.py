@@ -104,7 +104,7 @@ class TokenClassification(TargetKind):
             else:
                 assert texts is not None
                 whole = texts(row, where)["text"]
-                words = cut(whole, inside(whole, spans_of(value, settings.target, where), where))
+                words = cut(whole, inside(whole, spans_of(value, settings.target, where, whole), where))
             for _, _, tag in words:
                 if tag not in ids:
                     raise DataError(

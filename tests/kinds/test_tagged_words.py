@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -11,6 +12,9 @@ import pytest
 from pydantic import ValidationError
 
 from trnflow.tasks.data.format.config import FormatConfig
+from trnflow.tasks.data.format.row_counts import DropCounts, report
+from trnflow.tasks.data.format.row_makers import CUT_WORD, maker_of
+from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.data.load.readers import open_file
 from trnflow.tasks.data.tables import label_type
 from trnflow.tasks.data.tokenization.token_encoder import TokenEncoder
@@ -109,6 +113,10 @@ def test_words_and_tags_that_are_none_are_named(row: dict[str, Any], message: st
         ([3, 4, "name"], "the span 3 to 4 \\(name\\) holds no word"),
         ([6, 9, "name"], "the spans 0 to 7 \\(name\\) and 6 to 9 \\(name\\) overlap"),
         ([8, 9, "firm"], "the tag 'B-firm' in spans is none of train's"),
+        (
+            {"start": 8, "end": 9, "label": "name", "text": "'s"},
+            'the span 8 to 9 \\(name\\) says "\'s", and there stands',
+        ),
         ([8, 9], "\\[8, 9\\] in spans is no span"),
         ({"start": "8", "end": 9, "label": "name"}, "is no span"),
         (True, "True in spans is no span"),
@@ -117,6 +125,28 @@ def test_words_and_tags_that_are_none_are_named(row: dict[str, Any], message: st
 def test_spans_that_are_none_are_named(span: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"row 1: .*{message}"):
         in_spans([0, 7, "name"], span, names=LABELS)
+
+
+def test_a_span_that_says_the_text_it_holds_is_taken() -> None:
+    span = {"start": 17, "end": 19, "label": "place", "text": "東京"}
+    assert in_spans(span) == in_spans([17, 19, "place"])
+
+
+@pytest.mark.parametrize(
+    ("span", "cut"),
+    [([0, 2, "name"], "An|n"), ([1, 7, "name"], "A|nn"), ([0, 7, "name"], ""), ([17, 18, "place"], "")],
+)
+def test_a_word_that_a_span_cuts_is_a_note_of_its_row(span: Any, cut: str) -> None:
+    config = FormatConfig(task="token_classification", words=None, target="spans")
+    meta: Any = {"text": ["text"], "columns": ["text", "spans"], "nested": ["spans"], "labels": LABELS}
+    row = {"text": TEXT, "spans": json.dumps([span])}
+    notes = maker_of(config, meta, None, no_limit)(row, "row 1").notes
+    assert notes == ({CUT_WORD: cut} if cut else {})
+    told: list[str] = []
+    tally = DropCounts()
+    tally.count(maker_of(config, meta, None, no_limit)(row, "row 1"), "row 1")
+    report({"train": tally}, SimpleNamespace(warn=told.append, info=told.append))  # type: ignore[arg-type]
+    assert bool(told) == bool(cut) and cut in "".join(told)
 
 
 def test_train_decides_the_tags_and_says_which_row_has_none() -> None:

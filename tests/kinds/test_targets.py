@@ -31,6 +31,21 @@ def test_labels_are_lists_or_texts_with_commas() -> None:
     assert targets(["1", "0,1"], task="multi_label", labels=["no", "yes"]) == (["no", "yes"], [[0, 1], [1, 1]])
 
 
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["['a', 'b']", "['c']", "[]"],
+        ['["a", "b"]', '["c"]', "[]"],
+        ["['a' 'b']", "['c']", "[]"],
+        ["a;b", "c", ""],
+        ["a | b", "c", None],
+    ],
+)
+def test_a_cell_of_several_labels_is_read_as_csv_files_have_it(cells: list[Any]) -> None:
+    """pandas writes lists into CSV as Python's texts, numpy without commas; films' genres have `|` between them."""
+    assert targets(cells, task="multi_label") == (["a", "b", "c"], [[1, 1, 0], [0, 0, 1], [0, 0, 0]])
+
+
 def test_labels_are_columns_of_0_and_1() -> None:
     rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}]
     assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1]])

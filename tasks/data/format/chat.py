@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from trnflow.tasks.data.format.conversation import Conversation, Row
-from trnflow.tasks.data.format.fitting import CALL, fitted, joins_lines
+from trnflow.tasks.data.format.fitting import CALL, CALLS, fitted, joins_lines
 from trnflow.tasks.data.format.held_out import Span, held_out, with_holes
 from trnflow.tasks.data.format.read_fields import notes_of_fields, recorded
 from trnflow.tasks.data.format.sections_template import ROLES
@@ -46,6 +46,7 @@ LINES = "lines"
 CALL_TEXT = "call_text"
 OPENING = "opening"
 ANSWER_OPENING = "answer_opening"
+BLANK = "blank"
 """Notes about a row, which `row_counts.WARNINGS` and `row_counts.REMARKS` put into words."""
 
 
@@ -163,6 +164,17 @@ def trained_turns(messages: list[Row], training: list[Training], last: bool) -> 
     """Return the indices of the turns to train on. training: what each message's fields say."""
     turns = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     return [index for index in (turns[-1:] if last else turns) if training[index].turn is not False]
+
+
+def teaches_nothing(messages: list[Row], where: str, last: bool) -> bool:
+    """Return whether one of the turns to train on has no text, thinking or call."""
+    training = [training_of(message, names_of(where, index)) for index, message in enumerate(messages)]
+    for message in (messages[turn] for turn in trained_turns(messages, training, last)):
+        content = message.get("content")
+        text = content.strip() if isinstance(content, str) else content
+        if not (text or thinking_of(message) or any(message.get(name) for name in (CALLS, CALL, "refusal"))):
+            return True
+    return False
 
 
 def _untaught(messages: Iterable[Row]) -> dict[str, str]:

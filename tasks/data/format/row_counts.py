@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import (
     ANSWER_OPENING,
+    BLANK,
     CALL_TEXT,
     CHANGED,
     FORGOTTEN,
@@ -22,6 +23,7 @@ from trnflow.tasks.data.format.chat import (
 )
 from trnflow.tasks.data.format.preferences import TIED
 from trnflow.tasks.data.format.read_fields import READ, UNREAD
+from trnflow.tasks.data.format.row_makers import CUT_WORD
 from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
 from trnflow.tasks.stage import Workdir
 
@@ -33,9 +35,11 @@ BAD = "bad"
 
 WARNINGS = {
     BAD: "rows that can't be rendered, dropped",
+    BLANK: "rows with an empty answer of the assistant, which teaches the model to say nothing (`weight: 0` leaves it out)",
     OUTSIDE: "rows with more assistant turns than {% generation %} blocks, trained on in the blocks alone",
     UNLIKE_PROMPT: "rows whose answers lack the words that the chat template's prompt ends in, so that the model is asked in "
     "another way than it is trained",
+    CUT_WORD: "rows with a span that begins or ends within a word (characters count from 0, and the end is not included)",
     WITHOUT_TOOLS: "rows whose tools the chat template does not write",
 }
 REMARKS = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta, Source
-from trnflow.tasks.data.format.chat import RowExamples, written_by
+from trnflow.tasks.data.format.chat import BLANK, RowExamples, teaches_nothing, written_by
 from trnflow.tasks.data.format.config import FormatConfig, is_chat
 from trnflow.tasks.data.format.conversation import Row, conversation_of, parsed
 from trnflow.tasks.data.format.instruction_styles import STYLES, alpaca_opening, alpaca_round
@@ -32,11 +32,14 @@ from trnflow.tasks.data.texts import NEGATIVE, PAIR, TOKEN, prompt_and_answer, t
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.preference import CHOSEN, PROMPT, REJECTED
 from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.tagged_words import cut_word
 from trnflow.tasks.kinds.unpaired_preference import COMPLETION, LABEL, are_marked
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import RowColumns, RowsMeta
 
+CUT_WORD = "cut_word"
+"""The note of a row with a span that begins or ends within a word."""
 Text = Callable[[Row, str], str]
 Texts = Callable[[Row, str], Row]
 Parts = Callable[[Row, str], list[Row]]
@@ -65,7 +68,13 @@ def _maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Li
         make = (_own_labelled if FORMATS[config.task].per_row else OWN_MAKERS[config.task])(config, meta, own)
     else:
         make = (_labelled if FORMATS[config.task].per_row else MAKERS[config.task])(config, meta, limit)
-    return lambda row, where: RowExamples([example] if (example := make(row, where)) else [])
+
+    def examples(row: Row, where: str) -> RowExamples:
+        example = make(row, where)
+        cut = cut_word(example) if example and config.task == "token_classification" else ""
+        return RowExamples([example] if example else [], {CUT_WORD: cut} if cut else {})
+
+    return examples
 
 
 def maker_from(arguments: Meta, limit: Limit) -> Maker:
@@ -255,7 +264,8 @@ def _chat(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit,
         given = conversation_of({**row, config.messages: made["messages"]} if made else row, columns, where)
         written = written_by(templates, given, where, last=last, special=special)
         taught = [parts for parts in written.examples if any(part["train"] and part["text"].strip() for part in parts)]
-        return written._replace(examples=[{"parts": parts} for parts in taught])
+        blank = {BLANK: ""} if taught and teaches_nothing(given.messages, where, last) else {}
+        return RowExamples([{"parts": parts} for parts in taught], {**written.notes, **blank})
 
     return make
 

@@ -7,6 +7,7 @@ declared class names, else a column `<label>_name`, else train's labels, sorted.
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -26,6 +27,7 @@ NUMBERED_CLASSES = 20
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
+_ZEROS = re.compile(r"^\+?0*(?=\d)")
 _INTEGER = re.compile(r"-?\d+")
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")
 NO_CLASSES = (
@@ -183,9 +185,15 @@ class LabelSet:
             for label, where in seen.first.items():
                 number = ids.get(label, by_number.get(_whole(label)))
                 if number is None:
+                    near = next((name for name in self.names if comparable(name) == comparable(label)), None)
                     raise DataError(
                         f"{where}: the label {label!r} is outside the label set ({', '.join(self.names[:12])})",
-                        "repair the row, or name all labels in data.labels",
+                        "repair the row, or name all labels in data.labels"
+                        + (
+                            f"; {near!r} differs by capitals, blanks, Unicode form, zeros or + in front alone"
+                            if near
+                            else ""
+                        ),
                     )
                 ids[label] = number
         return LabelSet(self.names, ids)
@@ -195,6 +203,11 @@ class LabelSet:
         """{label as in the data: the class of the same number that it counts as}."""
         pairs = {text: self.names[i] for text, i in self.ids.items()}
         return {text: name for text, name in pairs.items() if text != name and _whole(text) == _whole(name)}
+
+
+def comparable(label: str) -> str:
+    """Return a label without what the eye may overlook: capitals, blanks, Unicode form, zeros or + in front."""
+    return _ZEROS.sub("", " ".join(unicodedata.normalize("NFKC", label).casefold().split()))
 
 
 def _whole(label: str) -> str:

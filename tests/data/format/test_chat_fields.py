@@ -29,6 +29,7 @@ from trnflow.tasks.prediction.prompts import shape_of
 from trnflow.tasks.training.needs import refuse_endless
 
 Row = dict[str, Any]
+CALL_TURN = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
 def infos(bench: Bench) -> list[str]:
@@ -44,6 +45,18 @@ def chat(
         folder / str(bench.count), "messages", [json.dumps(messages)], **{k: [v] for k, v in columns.items()}
     )
     return whole(bench.texts(rows, model, task="chat", chat_template=template))[-1]
+
+
+@pytest.mark.parametrize("template", [CHATML, "sections"], ids=["chatml", "sections"])
+def test_an_empty_answer_that_is_trained_on_is_a_warning(bench: Bench, tmp_path: Path, template: str) -> None:
+    empty = {"role": "assistant", "content": " "}
+    chat(bench, tmp_path, [TALK[0], empty, *TALK], template)
+    assert "rows with an empty answer of the assistant, which teaches the model to say nothing" in bench.warnings()[-1]
+    assert "1 (the first: split train row 1)" in bench.warnings()[-1]
+    bench.said.clear()
+    chat(bench, tmp_path, [TALK[0], {**empty, "weight": 0}, *TALK], template)
+    chat(bench, tmp_path, [TALK[0], {**CALL_TURN, "content": ""}, *TALK], chat_template("qwen3"))
+    assert not [told for told in bench.warnings() if "empty answer" in told]
 
 
 # Parts

@@ -159,3 +159,29 @@ def test_one_class_in_train_is_refused_before_tokenising(trnflow: Shell):
     assert "labels of train: same 2 (100.0%), other 0 (0.0%)" in told
     assert "error in format_prompts" in told
     assert "classification needs two classes, and all rows of train are labelled same" in told
+
+
+@pytest.mark.parametrize(
+    ("labels", "what"),
+    [
+        (["Caf\u00e9", "Cafe\u0301"], "Unicode form"),
+        (["New York", "New  York"], "blanks between words"),
+        (["New York", "New\u00a0York"], "kinds of blanks"),
+        (["01", "1"], "zeros or + in front"),
+        (["+1", "1"], "zeros or + in front"),
+        (["new york", "New\tYork "], "surrounding blanks and blanks between words and capitals"),
+    ],
+)
+def test_labels_that_look_alike_are_told_with_what_differs(bench, tmp_path, labels, what):
+    path = write(tmp_path / "a.jsonl", {"text": ["x", "y", "z"], "label": [*labels, "Rome"]})
+    assert bench.rows(source=str(path), label="label").meta["labels"] == sorted([*labels, "Rome"])
+    assert bench.warnings()[0].startswith(f"labels that differ by {what} alone count as 2: ")
+    assert all(f"U+{ord(letter):04X}" in bench.warnings()[0] for letter in "".join(labels) if ord(letter) > 127)
+
+
+def test_a_label_of_another_split_that_looks_like_one_of_train_names_it(bench, tmp_path):
+    write(tmp_path / "d/train.csv", {"text": ["x", "y"], "label": ["Spam", "Ham"]})
+    write(tmp_path / "d/test.csv", {"text": ["z"], "label": ["spam "]})
+    with pytest.raises(DataError, match="outside the label set") as caught:
+        bench.rows(source=str(tmp_path / "d"), label="label")
+    assert "'Spam' differs by capitals, blanks, Unicode form, zeros or + in front alone" in caught.value.fix

@@ -195,6 +195,12 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                                     "data.label=a"),
     "several labels a row": ("t.tsv", table("text", "label", mark="\t", label=["1", "2", "1,2"]), Question,
                              "several values in a row (1,2)", "format.task=multi_label format.target=label"),
+    "labels as pandas writes lists": ("t.csv", table("text", "label", mark="|", label=["['x', 'y']", "['x']", "[]"]), Question,
+                                      "several values in a row (['x', 'y'])", "format.task=multi_label format.target=label"),
+    "decimal commas": ("t.csv", table("text", "score", mark=";", score=["3,5", "4,0", "1,5"]), Question,
+                       "score holds texts such as 3,5, which no program reads as a number", "data.label=score"),
+    "thousands": ("t.csv", table("text", "score", mark=";", score=["1,200", "900", "1,500"]), Question,
+                  "to predict amounts, write them as 1234.5", "data.label=score"),
     "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
                          "labels holds lists", ""),
     "pairs with a prompt in two columns": (

@@ -197,7 +197,9 @@ def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
     (here.folder / "set/train.csv").write_bytes(TICKETS)
     (here.folder / "set/valid.csv").write_bytes(TICKETS)
     (here.folder / "set/test.csv").write_bytes(table("id", "body", "category", body=sentence, category=[-1]))
-    assert here("new", "set", "model.source=base").returncode == 0
+    new = here("new", "set", "model.source=base")
+    assert new.returncode == 0
+    assert "splits: not test: its labels are unknown (-1)\n" in new.stdout
     assert "not test: its labels are unknown (-1)" in (here.folder / "set.yaml").read_text()
     data = settings.load(str(here.folder / "set.yaml")).data
     assert data.splits == {"train": "train", "validation": "validation"} and data.split["test"] == 0.1
