@@ -65,7 +65,7 @@ _OTHER = re.compile(r"^(mscale|dropout)_")
 _FROM_THE_END = re.compile(r"_layer$|^(chunk_size|max_relative_positions|max_image_length|num_images)$")
 """Numbers for which transformers' own configurations have -1 or -2: a layer counted from the last, or "no limit"."""
 _POSITION_TABLE = re.compile(r"(position_embeddings?|embed_positions|wpe)\.weight$")
-_NUMBERED = re.compile(r"\.(\d+)\.")
+_NUMBERED = re.compile(r"\.(\d{1,18})\.")
 
 
 def size_error(fields: Meta) -> str | None:

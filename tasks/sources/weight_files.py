@@ -12,6 +12,8 @@ from trnflow.tasks.stage import read_json
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER = 16 << 20
 """Most bytes of a file's header: of DeepSeek-V3's 92,000 tensors all headers together have about 10 MB."""
+HEADERS = 64 << 20
+"""Most bytes of all files' headers together."""
 LISTED = 64 << 20
 """Most bytes of the list of files."""
 TENSORS = 1_000_000
@@ -47,20 +49,24 @@ def _listed(index: Path) -> list[str]:
 def shapes_in(folder: Path) -> dict[str, list[int]]:
     """Return {name of a tensor: its shape} of a folder's weights. Raises ModelError for files that can't be read."""
     shapes: dict[str, list[int]] = {}
+    left = HEADERS  # thousands of names may be links to one file
     for file in weight_files(folder):
-        shapes |= {name: entry["shape"] for name, entry in _header(file).items() if name != "__metadata__"}
+        header, size = _header(file, min(HEADER, left))
+        left -= size
+        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
         if len(shapes) > TENSORS:
             raise ModelError(f"the weights in {folder} have more than {TENSORS:,} tensors", "save the model anew")
     return shapes
 
 
-def _header(file: Path) -> Meta:
-    """Return a safetensors file's header. Raises ModelError for one that is broken, or says more than the file holds."""
+def _header(file: Path, most: int) -> tuple[Meta, int]:
+    """Return a safetensors file's header, and its bytes, at most `most`. Raises ModelError for one that is broken."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
-            if size > HEADER:
-                raise ValueError(f"its header has {size:,} bytes")
+            if size > most:
+                whose = "its header" if size > HEADER else "with those of the files before it, its header"
+                raise ValueError(f"{whose} has {size:,} bytes")
             header: Meta = json.loads(opened.read(size))
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
@@ -71,4 +77,4 @@ def _header(file: Path) -> Meta:
     held = file.stat().st_size - 8 - size
     if end > held:
         raise ModelError(f"{file} is cut off: it holds {held:,} bytes of {end:,}", "download the model anew")
-    return header
+    return header, size

@@ -258,6 +258,23 @@ def test_broken_headers_are_named_and_never_read_into_memory(tmp_path: Path, con
         shapes_in(tmp_path)
 
 
+def test_headers_of_all_files_together_are_bounded(tmp_path: Path) -> None:
+    """Thousands of links to one header of 16 MiB, or its shapes in hundreds of files, took `plan` hours, or all memory."""
+    header = b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__":{"a":"%s"}}' % (b"x" * (15 << 20))
+    (tmp_path / "0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    names = [f"{number}.safetensors" for number in range(1000)]
+    for name in names[1:]:
+        (tmp_path / name).hardlink_to(tmp_path / names[0])
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {name: name for name in names}}))
+    with pytest.raises(ModelError, match="with those of the files before it, its header has 15,"):
+        shapes_in(tmp_path)
+
+
+def test_a_layer_of_a_number_that_python_reads_not_is_no_traceback(tmp_path: Path) -> None:
+    write_weights(tmp_path / "model/model.safetensors", {**shapes_of(LLAMA), f"model.layers.{'9' * 5000}.a": [1]})
+    resolve(tmp_path, LLAMA)
+
+
 @pytest.mark.parametrize("name", ["tokenizer.json", "vocab.txt", "tokenizer_config.json", "chat_template.jinja"])
 def test_a_large_file_beside_the_weights_is_not_parsed(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
