@@ -125,15 +125,18 @@ def files_due(
 
 
 def _listed(repo: str, commit: str, kind: str) -> dict[str, int]:
-    from huggingface_hub import HfApi, get_cached_repo_tree
+    from huggingface_hub import HfApi, constants, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        entries = get_cached_repo_tree(repo, repo_type=kind, revision=commit)
+        return {file.path: file.size for file in get_cached_repo_tree(repo, repo_type=kind, revision=commit)}
     except CachedRepoTreeNotFoundError:
-        entries = HfApi().list_repo_tree(repo, recursive=True, revision=commit, repo_type=kind)
+        pass
     try:
-        # folders have no size
-        return {entry.path: entry.size or 0 for entry in entries if hasattr(entry, "size")}
+        # `list_repo_tree` asks for half a minute where nobody answers
+        info = HfApi().repo_info(
+            repo, repo_type=kind, revision=commit, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        )
     except unreachable():
         return {}
+    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
