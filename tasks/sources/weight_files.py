@@ -60,8 +60,7 @@ def shapes_in(folder: Path) -> dict[str, list[int]]:
 
 
 def _header(file: Path, most: int) -> tuple[Meta, int]:
-    """Return a safetensors file's header, and its bytes. Raises ModelError for one that is broken, has more than `most`
-    bytes, or says more than the file holds."""
+    """Return a safetensors file's header, and its bytes, at most `most`. Raises ModelError for one that is broken."""
     try:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
