@@ -538,3 +538,18 @@ NOTES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 def test_what_differs_is_said_where_it_does(here: Path, name: str) -> None:
     config, note, other = NOTES[name]
     assert note in " ".join(translated(config).notes) and note not in " ".join(translated(other).notes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**AXOLOTL, "base_model": "https://me:hunter22@host/model"},
+        {**AXOLOTL, "datasets": rows(path="https://me:hunter22@host/rows.jsonl")},
+        {**LLAMA, "model_name_or_path": "https://me:hunter22@host/model"},
+    ],
+    ids=["model", "rows", "llama-factory"],
+)
+def test_an_address_with_a_secret_is_refused_without_it(here: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="it holds a secret") as error:
+        translated(config)
+    assert "hunter22" not in f"{error.value.message} {error.value.fix}"
