@@ -455,6 +455,8 @@ def _form(t: Translation, entry: Tree, above: str, place: Any, *, pretrains: boo
     elif kind in CHAT:
         t.set("format.task", "chat", *keys)
         old = kind != "chat_template"
+        note = "answers: all that ends a turn is trained on, also a line break behind its end token; there that token alone"
+        t.notes += [note] * (note not in t.notes)
         _messages(t, entry, above, "conversations" if old else "messages")
         _template(t, entry, above)
     elif kind in PLAIN:
@@ -622,6 +624,11 @@ def _pairs(t: Translation, entry: Tree, above: str, place: Any, kind: str, objec
     else:
         fix = "give rows of messages with type: chat_template.default"
         t.refuse(key, "its texts are written by no chat template here", fix)
+    note = (
+        "rl: there the tokenizer's bos stands before each text, also where the template writes none,"
+        " and no line break behind an answer's end token"
+    )
+    t.notes += [note] * (note not in t.notes)
     _fields(t, entry, above)
     _template(t, entry, above)
 
@@ -780,6 +787,10 @@ def _numbers(t: Translation) -> None:
         if t.values.get("batch_size"):
             t.ignore("batch_size", "gradient_accumulation_steps counts")
     set_steps(t)
+    if not t.get("train.max_steps"):
+        t.notes.append(
+            "updates: trnflow rounds those of an epoch up, and those of warm-up; axolotl those of all epochs, and warm-up down"
+        )
     _warmup(t)
     _dtype(t)
     set_compile(t)

@@ -255,6 +255,9 @@ def _rows(t: Translation) -> None:
     limit = t.values.get("max_samples")
     if limit is not None and len(entries) == 1:
         t.set("data.limit", {"train": limit}, "max_samples")
+        t.notes.append(
+            "max_samples: data.limit takes a random sample by data.shuffle_seed, and there the first rows are read"
+        )
     elif limit is not None:
         t.lack(
             "max_samples", f"it counts for each of {len(entries)} sources, and data.limit for all: all rows are read"
@@ -370,6 +373,9 @@ def _form(t: Translation, entries: list[Rows]) -> None:
     if stage == "pt":
         t.set("format.task", "text", *(["stage"] if "stage" in t.values else []))
         t.set("format.text", first.columns.get("prompt") or "text")
+        t.notes.append(
+            "stage: pt: a text begins with the tokenizer's first token (bos), if it has one; there many tokenizers give none"
+        )
         if "template" in t.values:
             t.ignore("template", "texts are trained on as they are")
         return
@@ -500,11 +506,15 @@ def _lengths(t: Translation) -> None:
     packs = stage == "pt" if packing is None else bool(packing)
     packs = (packs or bool(t.values.get("neat_packing"))) and not pairs
     t.set("tokenize.overlong", "split" if packs and stage == "pt" else "truncate")
+    if stage != "pt":
+        t.why["tokenize.overlong"] = "there each turn is cut in proportion, here the end of the row"
     named = [key for key in ("packing", "neat_packing") if t.values.get(key) is not None]
     t.set("pack.strategy", ("concat" if stage == "pt" else "bfd") if packs else "pad", *named)
     t.why.setdefault("pack.strategy", f"{t.program}'s default")
     if packing and stage == "sft" and not t.values.get("neat_packing"):
-        t.notes.append("packing: rows of a chunk do not attend to each other here, as with neat_packing there")
+        t.notes.append(
+            "packing: rows of a chunk do not attend to each other here, as with neat_packing; a chunk there is a token shorter"
+        )
     t.set("pack.chunk_length", 2 * length if pairs else length, *([] if pairs else keys))
     t.why.setdefault("pack.chunk_length", "both answers of a row" if pairs else f"{t.program}'s default")
     tokens = [token for key in ("add_tokens", "add_special_tokens") if t.values.get(key) for token in t.values[key]]

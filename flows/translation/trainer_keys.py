@@ -400,6 +400,10 @@ def hold_out(t: Translation, split: Tree, *keys: str) -> None:
     t.set("data.split", split, *keys)
     if not keys:
         t.why["data.split"] = f"{t.program} holds out none by default"
+    elif split:
+        t.notes.append(
+            f"{keys[0]}: about this share is held out, as each row is drawn by what it holds; there it is this share to the row"
+        )
     validates = bool(split or (t.get("data.splits") or {}).get("validation"))
     t.set("evaluate.split", "validation" if validates else "train")
     t.why["evaluate.split"] = "the rows that they hold out" if validates else "no rows are held out: add to data.split"

@@ -161,6 +161,11 @@ class Translation:
         """Write a setting that follows from keys of theirs, or from none. Raises ConfigError where an earlier one says another
         value."""
         *above, name = setting.split(".")
+        if name in ("source", "tokenizer") and hidden(value) != value:
+            fix = (
+                "take the secret out of the address: a hub's token is read from HF_TOKEN, other rows can be downloaded"
+            )
+            self.refuse(keys[-1] if keys else setting, "it holds a secret, and a recipe holds none", fix)
         section = self.settings
         for part_of in above:
             section = section.setdefault(part_of, {})

@@ -516,3 +516,40 @@ def test_devices_are_a_number_or_leave_the_batch_alone(here: Path) -> None:
     for given, batch in (("train=3", 2), ("train.devices=auto", 2), ("train.devices=4", 8), ('train.devices="4"', 8)):
         t = write.translated(Path("config.yml"), [f"{given}", "data.limit=5"])
         assert not isinstance(t.settings["train"], dict) or t.get("train.global_batch") == batch
+
+
+PACKS = {"packing": True}
+NOTES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "held out": ({**AXOLOTL, "val_set_size": 0.1}, "drawn by what it holds", AXOLOTL),
+    "held out by LLaMA-Factory": ({**LLAMA, "val_size": 0.1}, "drawn by what it holds", LLAMA),
+    "updates": (AXOLOTL, "warm-up down", {**AXOLOTL, "max_steps": 5}),
+    "line breaks": (AXOLOTL, "also a line break", {**AXOLOTL, "datasets": rows(type="alpaca")}),
+    "bos of pairs": (
+        {**AXOLOTL, "rl": "dpo", "datasets": rows(type="chat_template.default")}, "bos stands before each text", AXOLOTL,
+    ),
+    "first rows": ({**LLAMA, "max_samples": 5}, "the first rows are read", LLAMA),
+    "bos of texts": ({**LLAMA, "stage": "pt", "dataset": "texts"}, "first token (bos)", LLAMA),
+    "chunks": ({**LLAMA, **PACKS}, "a token shorter", {**LLAMA, "neat_packing": True}),
+}  # fmt: skip
+"""{what differs: (config, what `new` says, a config of which it is not said)}, as tests/clients/test_other_trainers.py found."""
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_what_differs_is_said_where_it_does(here: Path, name: str) -> None:
+    config, note, other = NOTES[name]
+    assert note in " ".join(translated(config).notes) and note not in " ".join(translated(other).notes)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {**AXOLOTL, "base_model": "https://me:hunter22@host/model"},
+        {**AXOLOTL, "datasets": rows(path="https://me:hunter22@host/rows.jsonl")},
+        {**LLAMA, "model_name_or_path": "https://me:hunter22@host/model"},
+    ],
+    ids=["model", "rows", "llama-factory"],
+)
+def test_an_address_with_a_secret_is_refused_without_it(here: Path, config: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="it holds a secret") as error:
+        translated(config)
+    assert "hunter22" not in f"{error.value.message} {error.value.fix}"
