@@ -1,7 +1,8 @@
 """Load a dataset: one parquet file a split, with the chosen columns and labels as ids.
 
-Equal rows give equal bytes, from any format. Takes a batch and 8 bytes a row of memory (60 with `dedupe` or
-`stratify`), and the columns of text formats uncompressed on disk. Raises DataError with file and row, ConfigError, MachineError.
+Equal rows give equal bytes, from any format. Takes a batch and 8 bytes a row of memory (60 with `dedupe`,
+`stratify` or repeated texts with labels), and the columns of text formats uncompressed on disk. Raises DataError
+with file and row, ConfigError, MachineError.
 """
 
 from __future__ import annotations

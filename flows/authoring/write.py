@@ -44,6 +44,8 @@ SCRATCH = {**dict.fromkeys(ENCODERS, ENCODER), **dict.fromkeys(("instruct", "cha
 """{shipped recipe: the model from scratch that stands in for its base}."""
 OPTIONAL = ("tools", "documents", "context", "system", "history", ARGUMENTS)
 """What columns are taken for that rows may lack."""
+PEOPLE = ("user", "author", "customer", "patient", "speaker", "session", "conversation", "thread")
+"""Columns whose rows resemble each other, so that a test split with some of them is too easy."""
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -112,8 +114,17 @@ def complete(
     share = 0.2 if looked.rows < 100 else 0.1
     if missing := [split for split in ("validation", "test") if split not in usable]:
         data["split"] = dict.fromkeys(missing, share)
+    by = given.get("data", {}).get("split_by")
+    if isinstance(by, str) and by not in {column.name for _, column in draft.taken}:
+        data["columns"] = {**data.get("columns", {}), by: by}
+    elif missing:
+        draft.also += [
+            f"{name} stands in several rows: data.split_by={name} keeps those of each {name} in the same split"
+            for name, column in _rest(draft, looked).items()
+            if name.lower().removesuffix("_id") in PEOPLE and not column.is_unique
+        ]
     if draft.base in ENCODERS:
-        if draft.base == "classify" and missing and looked.rows < FEW_ROWS:
+        if draft.base == "classify" and missing and looked.rows < FEW_ROWS and not by:
             data["stratify"] = True
             draft.why["data.stratify"] = "so few rows are shared out label by label"
         blank = max(column.blank for role, column in draft.taken)

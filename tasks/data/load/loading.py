@@ -280,6 +280,9 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
         out.warn(f"{what}s shared by splits{of}: {listed}; data.dedupe=true drops those of train")
     if dropped.duplicates and not config.dedupe:
         out.warn(f"rows of train that repeat an earlier {what}{of}: {dropped.duplicates}; data.dedupe=true drops them")
+    if dropped.contradictory:
+        kept = "the first row of each is kept" if config.dedupe else "a model can learn one of them at most"
+        out.warn(f"{what}s of train that stand with several labels{of}: {dropped.contradictory}; {kept}")
     if dropped.rows:
         out.info("rows dropped: " + ", ".join(f"{count} {reason}" for reason, count in dropped.rows.items()))
     if config.mix:

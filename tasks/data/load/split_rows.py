@@ -120,12 +120,14 @@ def group_by_split(sources: list[dict[str, SourceRows]]) -> SplitRows:
 
 
 class Dropped(NamedTuple):
-    """Counts of rows: `rows` by reason, the others as in the metadata of `load_data`."""
+    """Counts of rows: `rows` by reason, the others as in the metadata of `load_data`. contradictory: texts of train with
+    several labels."""
 
     rows: Counts
     leakage: Counts
     overlap: Counts
     duplicates: int
+    contradictory: int
 
 
 def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
@@ -137,13 +139,23 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
     overlap = {f"{a}/{b}": int(mask.sum()) for (a, b), mask in shared_rows(trains).items()}
     ordered = np.sort(hashes["train"])  # takes 8 bytes a row, `repeated` 40
     duplicates = int((ordered[1:] == ordered[:-1]).sum())
+    contradictory = _contradictory(shares["train"], hashes["train"]) if duplicates else 0
     if not drop:
-        return shares, Dropped({}, leakage, overlap, duplicates)
+        return shares, Dropped({}, leakage, overlap, duplicates, contradictory)
     twice = repeated(hashes["train"])
     kept = np.logical_not(np.logical_or.reduce([twice, *(mask for (a, _), mask in shared.items() if a == "train")]))
     lost = {"duplicate": duplicates, "leaked": len(kept) - duplicates - int(kept.sum())}
     shares = {**shares, "train": _narrowed(shares["train"], kept)}
-    return shares, Dropped(lost, leakage, overlap, duplicates)
+    return shares, Dropped(lost, leakage, overlap, duplicates, contradictory)
+
+
+def _contradictory(shares: list[SourceRows], hashes: Hashes) -> int:
+    """Return the number of texts that stand with several labels. hashes: of the rows of all shares."""
+    ids = [label_ids(share.read, share.labels)[share.mask] for share in shares if share.labels]
+    if not ids:
+        return 0
+    pairs = np.unique(np.stack([hashes.view(np.int64), np.concatenate(ids)], axis=1), axis=0)
+    return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 
 
 def without_texts(shares: SplitRows, texts: Hashes) -> tuple[SplitRows, int]:

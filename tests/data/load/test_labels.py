@@ -185,3 +185,12 @@ def test_a_label_of_another_split_that_looks_like_one_of_train_names_it(bench, t
     with pytest.raises(DataError, match="outside the label set") as caught:
         bench.rows(source=str(tmp_path / "d"), label="label")
     assert "'Spam' differs by capitals, blanks, Unicode form, zeros or + in front alone" in caught.value.fix
+
+
+@pytest.mark.parametrize("dedupe", [False, True])
+def test_texts_that_stand_with_several_labels_are_told(bench, tmp_path, dedupe):
+    rows = {"text": ["x", "x", "x", "y", "y", "z"], "label": ["a", "b", "a", "b", "b", "a"]}
+    bench.rows(source=str(write(tmp_path / "a.csv", rows)), label="label", dedupe=dedupe, split={})
+    (told,) = [warning for warning in bench.warnings() if "several labels" in warning]
+    assert told.startswith("texts of train that stand with several labels: 1; ")
+    assert ("the first row of each is kept" in told) == dedupe

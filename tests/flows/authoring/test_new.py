@@ -192,6 +192,17 @@ def test_a_test_split_without_the_label_is_left_out(here: Shell) -> None:
     assert settings.load(str(here.folder / "set.yaml")).data.split == {"validation": 0.1, "test": 0.1}
 
 
+def test_rows_of_the_same_user_can_be_kept_in_one_split(here: Shell) -> None:
+    users = table("user_id", "body", "category", user_id=[*"aabbcc"], body=sentence, category=["x", "y", "z"])
+    (here.folder / "users.csv").write_bytes(users)
+    told = "user_id stands in several rows: data.split_by=user_id keeps those of each user_id in the same split"
+    assert told in here("new", "users.csv", "model.source=base").stdout
+    again = here("new", "users.csv", "name=apart", "model.source=base", "data.split_by=user_id")
+    assert again.returncode == 0 and told not in again.stdout, again.stderr
+    data = settings.load(str(here.folder / "apart.yaml")).data
+    assert (data.split_by, data.columns, data.stratify) == ("user_id", {"user_id": "user_id"}, False)
+
+
 def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
     (here.folder / "set").mkdir()
     (here.folder / "set/train.csv").write_bytes(TICKETS)
