@@ -58,8 +58,8 @@ GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 """{module in flows/cli: (its commands, the parents of `add_commands`)}; headings.py has the order of `trnflow --help`. A command
 imports its own module alone: all of them take a third of the time of `trnflow plan`."""
 
-WATCHED = ("new", "predict")
-"""Commands that read data and tokenizers from elsewhere in their own process. What `plan` parses has greatest sizes."""
+WATCHED = ("new", "plan", "predict")
+"""Commands that read data, models' files and tokenizers from elsewhere in their own process."""
 
 OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SMALL = """
 import sys
 from trnflow.tasks.launch import memory
@@ -17,21 +19,30 @@ sys.exit(main())
 """The command line on a machine of 300 MiB."""
 
 
-def test_a_config_that_takes_all_memory_ends_with_one_line(tmp_path: Path) -> None:
+RECIPE = """
+extends: classify
+data: {source: rows.csv, text: text, label: label, split: {validation: 0.1, test: 0.1}}
+model: {source: model}
+"""
+
+
+@pytest.mark.parametrize("command", ["new rows.csv model.source=model", "plan recipe.yaml"])
+def test_a_config_that_takes_all_memory_ends_with_one_line(command: str, tmp_path: Path) -> None:
     """15 MiB of empty lists take 400 MB; Python parses them in one call, which no thread can interrupt."""
     (tmp_path / "model").mkdir()
     (tmp_path / "model/config.json").write_text('{"a": [' + "[]," * (5 << 20) + "[]]}")
     rows = [f"what a day number {number} was,{'neg' if number % 2 else 'pos'}\n" for number in range(60)]
     (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
     done = subprocess.run(
-        [sys.executable, "-c", SMALL, "new", "rows.csv", "model.source=model"],
+        [sys.executable, "-c", SMALL, *command.split()],
         cwd=tmp_path,
         capture_output=True,
         text=True,
     )
     assert done.returncode == -signal.SIGKILL
     assert done.stdout == "" and done.stderr.count("error") == 1
-    assert "error: new was ended: it held more than 0.146" in done.stderr
+    assert f"error: {command.partition(' ')[0]} was ended: it held more than 0.146" in done.stderr
 
 
 def test_the_process_that_measures_ends_with_the_command(tmp_path: Path) -> None:
