@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 from trnflow.tasks.artifact import Meta
@@ -14,6 +15,8 @@ HEADER = 16 << 20
 """Most bytes of a file's header: of DeepSeek-V3's 92,000 tensors all headers together have about 10 MB."""
 HEADERS = 64 << 20
 """Most bytes of all files' headers together."""
+LONGEST = 255
+"""Most bytes of a file's name."""
 LISTED = 64 << 20
 """Most bytes of the list of files."""
 TENSORS = 1_000_000
@@ -38,9 +41,9 @@ def _listed(index: Path) -> list[str]:
     try:
         if index.stat().st_size > LISTED:
             raise ValueError(f"it has more than {LISTED >> 20} MiB")
-        names = sorted({str(name) for name in read_json(index)["weight_map"].values()})
-        if elsewhere := [name for name in names if Path(name).name != name]:
-            raise ValueError(f"{elsewhere[0]} is no name of a file")
+        names = sorted({*read_json(index)["weight_map"].values()})
+        if elsewhere := [name for name in names if Path(name).name != name or len(os.fsencode(name)) > LONGEST]:
+            raise ValueError(f"{elsewhere[0][:LONGEST]} is no name of a file")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise ModelError(f"{index} is no list of files: {error}", "save or download the model anew") from error
     return names

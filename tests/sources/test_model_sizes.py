@@ -270,6 +270,13 @@ def test_headers_of_all_files_together_are_bounded(tmp_path: Path) -> None:
         shapes_in(tmp_path)
 
 
+@pytest.mark.parametrize("name", [["a"], {"a": "b"}, "x" * 10_000, "../model.safetensors", "\ud800", 5])
+def test_a_list_that_names_no_file_is_no_traceback(name: Any, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": name}}))
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json is no list of files"):
+        shapes_in(tmp_path)
+
+
 def test_a_layer_of_a_number_that_python_reads_not_is_no_traceback(tmp_path: Path) -> None:
     write_weights(tmp_path / "model/model.safetensors", {**shapes_of(LLAMA), f"model.layers.{'9' * 5000}.a": [1]})
     resolve(tmp_path, LLAMA)
