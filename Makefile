@@ -14,6 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE # each process would compile the tests, and eac
 
 VLLM := 0.33.0
 CLIENTS := $(patsubst tests/clients/%.lock,.clients/%/installed,$(wildcard tests/clients/*.lock))
+# of nightly tests alone
+NIGHTLY := $(patsubst %,.clients/%/installed,axolotl llamafactory sagemaker-sdk sagemaker-training)
 
 NATIVE := $(addprefix tests/,flows/runner/test_without_torch_xla.py parity/test_parity_native.py training/native training/optim training/graphs \
 	training/model/test_attention.py training/model/test_contamination.py training/test_train.py export/test_onnx.py)
@@ -70,7 +72,7 @@ run: setup  ## run a recipe (RECIPE=demo): all nine stages, those done already a
 test: check ## check everything, then run the quick tests, a file at a time on each of up to four cores, the longest first
 	$(PYTEST)
 
-test-more: setup clients ## all that `make test` leaves out but the nightly tests: files that take longer, and tests of 5 s or more
+test-more: setup $(filter-out $(NIGHTLY),$(CLIENTS)) ## all that `make test` leaves out but the nightly tests: files that take longer, and tests of 5 s or more
 	$(PYTEST) -m "(more or slow) and not nightly"
 
 test-pure: setup ## the quick tests that start no process

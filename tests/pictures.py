@@ -56,6 +56,7 @@ def main() -> None:
         rows = page_files((PROJECT / "docs/tutorial.md").read_text())["rows.py"]
         subprocess.run([sys.executable, "-c", rows], cwd=folder, env=shell.environ, check=True)
         draw("first-model", FIRST_MODEL, shell)
+        shell("down")
 
 
 if __name__ == "__main__":
