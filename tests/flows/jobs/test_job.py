@@ -16,6 +16,7 @@ import pytest
 
 from tests.flows.champions.conftest import write_tiny
 from tests.helpers.command_line import InProcessShell, Shell
+from tests.helpers.small_disk import small_disk
 from tests.helpers.stores import new_store
 from tests.helpers.waiting import wait_for
 from tests.launch.processes import gone, marked
@@ -225,6 +226,28 @@ def test_what_is_forged_or_missing_is_one_line(tmp_path: Path) -> None:
     assert "the variable TOKEN_OF_TEST is not set here" in here.error(
         "job", order(environment=["TOKEN_OF_TEST"], code=own_code_of(store)), code=2
     )
+
+
+@pytest.mark.slow
+def test_a_store_that_may_only_be_read_takes_no_job(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", 64 << 20) as disk:
+        here, there = (shell_in(tmp_path / name, disk / "store") for name in ("here", "there"))
+        for shell in (here, there):
+            shell.environ["TRNFLOW_HOME"] = str(shell.folder / "home")
+        write_own(here.folder)
+        settings = ("store.min_free_gb=0", "export.target=none")
+        uri = ordered(here, *settings)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        before = sorted(disk.rglob("*"))
+        for shell, command in (
+            (there, ("job", uri)),
+            (here, ("run", "own.yaml", "--direct", "--detach", "train.seed=2", *settings)),
+        ):
+            done = shell(*command)
+            assert done.returncode == 1 and "can only be read" in done.stderr and "Traceback" not in done.stderr, (
+                done.stderr
+            )
+        assert sorted(disk.rglob("*")) == before
 
 
 def own_code_of(store: Store) -> dict[str, str]:
