@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -28,6 +29,8 @@ FAILURE = "/opt/ml/output/failure"
 """What DescribeTrainingJob shows as the reason of a failure: its first 1,024 characters."""
 LOG_GROUP = "/aws/sagemaker/TrainingJobs"
 LAST_EVENTS = 20
+MOST_SKEW = 300.0
+"""Seconds that this machine's clock may differ from S3's, which refuses 900."""
 NAMES = 8
 """Tries to find a name that no training job has had."""
 LONGEST_KEEP_ALIVE, MOST_RETRIES, MOST_HOURS = 60, 30, 672
@@ -116,7 +119,7 @@ class SageMaker:
                 "set store.root=s3://bucket/prefix",
             )
         self._check_request(self.request(f"{NAME}job-1", [self.python, "job", self.root]))
-        self._check_region()
+        self._check_bucket()
 
     def submit(self, job: str, command: Sequence[str]) -> str:
         """Create a training job; of two who do so at a time the second joins the first one's."""
@@ -241,7 +244,7 @@ class SageMaker:
             setting = OUR_FIELDS.get(path, f"launch.options.{path}")
             raise ConfigError(f"{setting}: {why}", f"correct {setting}")
 
-    def _check_region(self) -> None:
+    def _check_bucket(self) -> None:
         bucket = self.root.removeprefix("s3://").partition("/")[0]
         answer = Aws("s3", "S3").ask("head_bucket", Bucket=bucket)
         here, there = self._sagemaker.region, answer.get("BucketRegion")
@@ -249,6 +252,14 @@ class SageMaker:
             raise ConfigError(
                 f"the store's bucket is in {there}, and the job would be in {here}",
                 f"export AWS_DEFAULT_REGION={there}, or use a bucket in {here}",
+            )
+        ahead = (
+            datetime.now(UTC) - parsedate_to_datetime(answer["ResponseMetadata"]["HTTPHeaders"]["date"])
+        ).total_seconds()
+        if abs(ahead) > MOST_SKEW:
+            which = "ahead of" if ahead > 0 else "behind"
+            raise MachineError(
+                f"this machine's clock is {abs(ahead) / 60:.0f} min {which} S3's, which refuses 15", "set it, as by NTP"
             )
 
     def _named(self, job: str) -> Iterator[Mapping[str, Any]]:

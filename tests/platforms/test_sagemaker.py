@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -292,6 +293,25 @@ def test_a_bucket_that_is_elsewhere_or_not_there(platform: SageMaker, aws: Rehea
         replace(platform, root="s3://far/store").check()
     with pytest.raises(ConfigError, match=r"S3 refused it: .*404"):
         replace(platform, root="s3://nobodys/store").check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("minutes", "which"), [(10, "10 min ahead of"), (-6, "6 min behind")])
+def test_a_clock_that_is_far_off_is_said(
+    minutes: int, which: str, platform: SageMaker, aws: Rehearsal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    aws.client("s3").create_bucket(Bucket=f"clock{abs(minutes)}")
+    there = replace(platform, root=f"s3://clock{abs(minutes)}/store")
+    there.check()
+
+    class Clock(datetime):
+        @classmethod
+        def now(cls, zone: Any = None) -> datetime:
+            return datetime.now(zone) + timedelta(minutes=minutes)
+
+    monkeypatch.setattr("trnflow.tasks.platforms.sagemaker.datetime", Clock)
+    with pytest.raises(MachineError, match=f"this machine's clock is {which} S3's"):
+        there.check()
 
 
 @pytest.mark.slow
