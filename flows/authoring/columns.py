@@ -141,12 +141,20 @@ def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bo
     written = (
         [] if is_given or column.numbers else [value for value in column.counts if _NUMBER.fullmatch(value.strip())]
     )
-    if len(written) == len(column.counts) and not any(is_several(value, column) for value in written):
-        example = next(value for value in written if not value.isdecimal())
+    if written and len(written) == len(column.counts) and not any(is_several(value, column) for value in written):
+        example = next((value for value in written if not value.isdecimal()), written[0])
         raise Question(
-            f"{column.name} holds texts such as {example}, which no program reads as a number: to predict amounts, write them "
+            f"{column.name} holds texts such as {example}, which are not read as numbers: to predict amounts, write them "
             f"as 1234.5 in the file",
-            {**dict([_as_label(column)]), "format.task=text": "it is not to be predicted"},
+            {
+                **dict([_as_label(column)]),
+                **(
+                    {f"format.task=multi_label format.target={column.name}": "a row has several labels"}
+                    if "," in example
+                    else {}
+                ),
+                "format.task=text": "it is not to be predicted",
+            },
         )
     several = "" if is_given else next((value for value in column.counts if is_several(value, column)), "")
     if several:

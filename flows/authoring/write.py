@@ -46,6 +46,8 @@ OPTIONAL = ("tools", "documents", "context", "system", "history", ARGUMENTS)
 """What columns are taken for that rows may lack."""
 PEOPLE = ("user", "author", "customer", "patient", "speaker", "session", "conversation", "thread")
 """Columns whose rows resemble each other, so that a test split with some of them is too easy."""
+FEWEST_PEOPLE = 3
+"""Else a split is left empty."""
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -115,13 +117,15 @@ def complete(
     if missing := [split for split in ("validation", "test") if split not in usable]:
         data["split"] = dict.fromkeys(missing, share)
     by = given.get("data", {}).get("split_by")
-    if isinstance(by, str) and by not in {column.name for _, column in draft.taken}:
+    if isinstance(by, str) and data.get(by) != by and {"text", "label", "columns"} & data.keys():
         data["columns"] = {**data.get("columns", {}), by: by}
     elif missing:
         draft.also += [
             f"{name} stands in several rows: data.split_by={name} keeps those of each {name} in the same split"
             for name, column in _rest(draft, looked).items()
-            if name.lower().removesuffix("_id") in PEOPLE and not column.is_unique
+            if name.lower().removesuffix("_id") in PEOPLE
+            and not column.is_unique
+            and (column.many or len(column.counts) >= FEWEST_PEOPLE)
         ]
     if draft.base in ENCODERS:
         if draft.base == "classify" and missing and looked.rows < FEW_ROWS and not by:

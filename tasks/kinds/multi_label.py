@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,8 @@ MOST_LABELS = 10_000
 THRESHOLD = "threshold"
 BITS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
 _NO_COMMA = re.compile(r"""(['"])\s+(?=['"])""")
-_BETWEEN = re.compile("[,;|]")
+BETWEEN = (",", ";", "|")
+"""What stands between the labels of a cell: the first of these that the column's cells have."""
 
 
 def written_list(text: str) -> list[Any] | None:
@@ -78,13 +79,21 @@ def _exact(outputs: Outputs) -> Any:
     return ((outputs.expected > 0.5) == (outputs.decided > 0.5)).all(1)[:, None].astype(float)
 
 
-def labels_in(value: Any) -> list[str]:
-    """Return the labels of a cell: of a list its elements, of a text what stands between `,`, `;` or `|`."""
+def labels_in(value: Any, between: str) -> list[str]:
+    """Return the labels of a cell: of a list its elements, of a text what stands between `between`."""
     if isinstance(value, str) and (elements := written_list(value)) is not None:
         value = elements
     if isinstance(value, str):
-        return [part.strip() for part in _BETWEEN.split(value) if part.strip()]
+        return [part.strip() for part in value.split(between) if part.strip()]
     return [str(part) for part in (value if isinstance(value, list) else [] if value is None else [value])]
+
+
+def _known(value: Any, ids: Container[str]) -> list[str]:
+    """Return the labels of a cell whose names are known: it may be one of them, whatever it holds."""
+    if isinstance(value, str) and value.strip() in ids:
+        return [value.strip()]
+    ways = [labels_in(value, between) for between in BETWEEN]
+    return next((labels for labels in ways if all(label in ids for label in labels)), max(ways, key=len))
 
 
 class MultiLabel(TargetKind):
@@ -117,9 +126,10 @@ class MultiLabel(TargetKind):
         if settings.labels:
             return [*settings.labels]
         seen: dict[str, None] = {}
+        between = self._between(settings, train, nested)
         for number, row in enumerate(train(), 1):
             where = f"split train row {number}"
-            seen |= dict.fromkeys(labels_in(value_of(row, settings.target, nested, where)))
+            seen |= dict.fromkeys(labels_in(value_of(row, settings.target, nested, where), between))
             if len(seen) > MOST_LABELS:
                 raise DataError(f"{where}: more than {MOST_LABELS} labels", "name a column of labels in format.target")
         if len(seen) < 2:
@@ -128,6 +138,17 @@ class MultiLabel(TargetKind):
                 "give rows of two labels or more, or name another column",
             )
         return sorted(seen, key=(lambda text: (int(text), text)) if all(map(str.isdecimal, seen)) else None)
+
+    def _between(self, settings: Any, train: Callable[[], Iterable[Row]], nested: Iterable[str]) -> str:
+        cells = (value_of(row, settings.target, nested, "split train") for row in train())
+        found = {
+            sign
+            for cell in cells
+            if isinstance(cell, str) and written_list(cell) is None
+            for sign in BETWEEN
+            if sign in cell
+        }
+        return next((sign for sign in BETWEEN if sign in found), BETWEEN[0])
 
     def fixed(self, settings: Meta, labels: list[str] | None) -> Meta:
         return {**settings, "labels": labels} if isinstance(settings["target"], str) else settings
@@ -143,7 +164,7 @@ class MultiLabel(TargetKind):
 
         def target(row: Row, where: str) -> list[float]:
             bits = [0.0] * len(labels)
-            for label in labels_in(value_of(row, settings.target, nested, where)):
+            for label in _known(value_of(row, settings.target, nested, where), ids):
                 if label not in ids:
                     near = difflib.get_close_matches(label, labels, n=1)
                     known = f"did you mean {near[0]}?" if near else f"the labels are {', '.join(labels[:12])}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
@@ -19,6 +20,7 @@ _NAMES = ("label", "type", "entity", "tag", "entity_group")
 _UNITS = re.compile(
     "[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|[^\\w\\s]"
 )
+_HANGUL = re.compile("[\uac00-\ud7a3]")
 Word = tuple[int, int, str]
 """First character, end, tag."""
 
@@ -108,13 +110,19 @@ def spans_of(value: Any, column: str, where: str, text: str | None = None) -> li
                 f"{where}: {span!r:.80} in {column} is no span", 'give {"start": 0, "end": 5, "label": "TYPE"}'
             )
         theirs = given.get("text")
-        if text is not None and isinstance(theirs, str) and theirs != text[max(start, 0) : max(end, 0)]:
+        if text is not None and isinstance(theirs, str) and not _same_words(theirs, text[max(start, 0) : max(end, 0)]):
             raise DataError(
                 f"{where}: the span {start} to {end} ({kind}) says {theirs!r:.80}, and there stands {text[start:end]!r:.80}",
                 "count characters from 0, not bytes or UTF-16 units, and do not include the end",
             )
         spans.append((start, end, str(kind)))
     return sorted(spans)
+
+
+def _same_words(one: str, other: str) -> bool:
+    """Return whether texts are equal but for blanks, capitals and Unicode form."""
+    plain = [" ".join(unicodedata.normalize("NFKC", text).casefold().split()) for text in (one, other)]
+    return plain[0] == plain[1]
 
 
 def inside(text: str, spans: list[tuple[int, int, str]], where: str) -> list[tuple[int, int, str]]:
@@ -148,7 +156,9 @@ def cut_word(example: dict[str, Any]) -> str:
     text = example["text"]
     for word, after in pairwise(example["label"]):
         start, at, end = word["start"], word["end"], after["end"]
-        if at == after["start"] and _UNITS.fullmatch(text, start, end):
+        # a Korean particle, and a unit behind its number, are cut off on purpose
+        is_meant = _HANGUL.match(text, at) or text[at - 1].isdigit() != text[at].isdigit()
+        if at == after["start"] and _UNITS.fullmatch(text, start, end) and not is_meant:
             return f"{text[start:at]}|{text[at:end]}"
     return ""
 

@@ -105,15 +105,18 @@ def files_due(
     wanted: whether the file of a path is downloaded. Where the hub can't be asked {} is returned: the download says so.
     Raises MachineError if the disk of the cache has no room for them.
     """
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants
+    from huggingface_hub.file_download import repo_folder_name
 
-    kind = "dataset" if section == "data" else "model"
+    kind, cache = "dataset" if section == "data" else "model", Path(constants.HF_HUB_CACHE)
+    # of all commits: a file that did not change is linked, not downloaded
+    blobs = cache / repo_folder_name(repo_id=repo, repo_type=kind) / "blobs"
     due = {
         path: size
-        for path, size in _listed(repo, commit, kind).items()
-        if wanted(path) and not isinstance(try_to_load_from_cache(repo, path, revision=commit, repo_type=kind), str)
+        for path, (size, blob) in _listed(repo, commit, kind).items()
+        if wanted(path) and not (blob and (blobs / blob).exists())
     }
-    cache, missing = Path(constants.HF_HUB_CACHE), sum(due.values())
+    missing = sum(due.values())
     free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
     if due and free < missing + KEPT_FREE:
         raise MachineError(
@@ -124,12 +127,13 @@ def files_due(
     return due
 
 
-def _listed(repo: str, commit: str, kind: str) -> dict[str, int]:
+def _listed(repo: str, commit: str, kind: str) -> dict[str, tuple[int, str | None]]:
+    """Return {path: its bytes, and its name among the cache's blobs}."""
     from huggingface_hub import HfApi, constants, get_cached_repo_tree
     from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
     try:
-        return {file.path: file.size for file in get_cached_repo_tree(repo, repo_type=kind, revision=commit)}
+        return {file.path: _of(file) for file in get_cached_repo_tree(repo, repo_type=kind, revision=commit)}
     except CachedRepoTreeNotFoundError:
         pass
     try:
@@ -139,4 +143,8 @@ def _listed(repo: str, commit: str, kind: str) -> dict[str, int]:
         )
     except unreachable():
         return {}
-    return {file.rfilename: file.size or 0 for file in info.siblings or ()}
+    return {file.rfilename: _of(file) for file in info.siblings or ()}
+
+
+def _of(file: Any) -> tuple[int, str | None]:
+    return file.size or 0, file.lfs.sha256 if file.lfs else file.blob_id

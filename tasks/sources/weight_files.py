@@ -68,8 +68,8 @@ def _header(file: Path, most: int) -> tuple[Meta, int]:
         with file.open("rb") as opened:
             size = int.from_bytes(opened.read(8), "little")
             if size > most:
-                whose = "its header" if size > HEADER else "with those of the files before it, its header"
-                raise ValueError(f"{whose} has {size:,} bytes")
+                many = f"the headers of all files have more than {HEADERS >> 20} MiB"
+                raise ValueError(f"its header has {size:,} bytes" if size > HEADER else many)
             header: Meta = json.loads(opened.read(size))
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)

@@ -44,6 +44,10 @@ class Hub(ThreadingHTTPServer):
     def size(self, name: str) -> int:
         return self.sizes.get(name, len(self.files[name]))
 
+    def blob(self, name: str) -> str:
+        """The name of a file among the blobs of a client's cache."""
+        return hashlib.sha256(self.files[name]).hexdigest()
+
 
 class Handler(BaseHTTPRequestHandler):
     server: Hub
@@ -57,7 +61,10 @@ class Handler(BaseHTTPRequestHandler):
         resolved = re.fullmatch(rf"(?:/datasets)?/{repo}/resolve/[^/]+/(.+)", path)
         tree = re.fullmatch(rf"{api}/tree/(?:main|{head})/?(.*)", path)
         if path in (api, f"{api}/revision/main", f"{api}/revision/{head}"):
-            siblings = [{"rfilename": name, "size": self.server.size(name)} for name in self.server.files]
+            siblings = [
+                {"rfilename": name, "size": self.server.size(name), "blobId": self.server.blob(name)}
+                for name in self.server.files
+            ]
             self._json({"id": repo, "sha": head, "private": False, "tags": [], "siblings": siblings})
         elif path.startswith(f"{api}/revision/"):
             self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})

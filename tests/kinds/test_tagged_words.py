@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import unicodedata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -130,6 +131,18 @@ def test_spans_that_are_none_are_named(span: Any, message: str) -> None:
 def test_a_span_that_says_the_text_it_holds_is_taken() -> None:
     span = {"start": 17, "end": 19, "label": "place", "text": "東京"}
     assert in_spans(span) == in_spans([17, 19, "place"])
+    assert in_spans({"start": 0, "end": 7, "label": "name", "text": f" {TEXT[:7].upper()}\n"}) == in_spans(
+        [0, 7, "name"]
+    )
+
+
+@pytest.mark.parametrize(("text", "end"), [("서울에서 만났다", 2), ("5kg of rice", 1), ("Zu\u0308rich ruft", 7)])
+def test_a_particle_or_a_unit_behind_a_span_is_no_cut_word(text: str, end: int) -> None:
+    config = FormatConfig(task="token_classification", words=None, target="spans")
+    meta: Any = {"text": ["text"], "columns": ["text", "spans"], "nested": ["spans"], "labels": LABELS}
+    span = {"start": 0, "end": end, "label": "place", "text": unicodedata.normalize("NFC", text[:end])}
+    made = maker_of(config, meta, None, no_limit)({"text": text, "spans": json.dumps([span])}, "row 1")
+    assert made.examples and not made.notes
 
 
 @pytest.mark.parametrize(

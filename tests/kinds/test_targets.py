@@ -46,6 +46,14 @@ def test_a_cell_of_several_labels_is_read_as_csv_files_have_it(cells: list[Any])
     assert targets(cells, task="multi_label") == (["a", "b", "c"], [[1, 1, 0], [0, 0, 1], [0, 0, 0]])
 
 
+def test_labels_may_hold_what_stands_between_other_labels() -> None:
+    """Names that are given are found whole; else the column has one sign between its labels, commas first."""
+    named = ["Art; Music", "Film", "Sales | Ops"]
+    cells = ["Sales | Ops", "Art; Music, Film", "Film"]
+    wanted = (named, [[0, 0, 1], [1, 1, 0], [0, 1, 0]])
+    assert targets(cells, task="multi_label", labels=named) == targets(cells, task="multi_label") == wanted
+
+
 def test_labels_are_columns_of_0_and_1() -> None:
     rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}]
     assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1]])

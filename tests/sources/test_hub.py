@@ -113,3 +113,14 @@ def test_of_a_model_s_files_the_sizes_are_looked_at_before_they_are_downloaded(
     # what the cache has is opened while nobody answers
     again = run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path), "offline")
     assert again == [*folders, last] and again[0].startswith(str(tmp_path))
+
+
+def test_what_the_cache_has_of_an_older_commit_is_not_counted(tmp_path: Path, shared: Path) -> None:
+    names = ("config.json", "tokenizer.json", "model.safetensors")
+    with hub_of({name: (shared / "assets/stories260K-hf" / name).read_bytes() for name in names}, "models") as hub:
+        first = run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path))
+        hub.head, hub.sizes = "b" * 40, {"model.safetensors": 5 * 10**14}
+        assert run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path)) != first
+        hub.head, hub.files = "c" * 40, hub.files | {"model.safetensors": b"another"}
+        (refused,) = run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path))[1:]
+    assert "500,000.0 GB of me/set are to be downloaded" in refused["message"]

@@ -172,7 +172,8 @@ def teaches_nothing(messages: list[Row], where: str, last: bool) -> bool:
     for message in (messages[turn] for turn in trained_turns(messages, training, last)):
         content = message.get("content")
         text = content.strip() if isinstance(content, str) else content
-        if not (text or thinking_of(message) or any(message.get(name) for name in (CALLS, CALL, "refusal"))):
+        others = (CALLS, CALL, "refusal", "thinking", "tool_plan")
+        if not (text or thinking_of(message) or any(message.get(name) for name in others)):
             return True
     return False
 

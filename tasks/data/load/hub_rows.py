@@ -38,13 +38,12 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
     with _dataset_errors(repo, commit):
         builder = load_dataset_builder(repo, location["name"], revision=commit)
         files = _text_files(builder, commit)
-        if files is not None or not Path(builder.cache_dir).exists():
-            files_due("data", repo, commit, {*_paths(builder, commit)}.__contains__)
         # `datasets` turns texts of json and csv into dates and numbers (007 becomes 7), and drops digits of nested
         # numbers
         if files is not None:
             features = builder.info.features
             wanted = _chosen_splits(location, files)
+            files_due("data", repo, commit, {path for theirs in wanted.values() for path in files[theirs]}.__contains__)
             return {
                 ours: [_text_rows(repo, commit, path, features) for path in files[theirs]]
                 for ours, theirs in wanted.items()
@@ -55,6 +54,7 @@ def hub_splits(location: Meta) -> dict[str, list[RowReader]]:
                 "save it as one of these (`Dataset.to_parquet`)",
             )
         if not Path(builder.cache_dir).exists():
+            files_due("data", repo, commit, {*_paths(builder, commit)}.__contains__)
             _check_growth(builder, repo, commit)
         builder.download_and_prepare()
         datasets = builder.as_dataset()

@@ -311,8 +311,9 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
         alike.setdefault(comparable(name), []).append(name)
     for same in alike.values():
         if len(same) > 1:
-            listed = " and ".join(f"{name!r}{_hidden(name)}" for name in same)
-            out.warn(f"labels that differ by {_difference(same)} alone count as {len(same)}: {listed}")
+            what = _difference(same)
+            listed = " and ".join(f"{name!r}{'' if what == 'capitals' else _hidden(name)}" for name in same)
+            out.warn(f"labels that differ by {what} alone count as {len(same)}: {listed}")
 
 
 def _difference(names: list[str]) -> str:

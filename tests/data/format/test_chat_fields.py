@@ -17,7 +17,7 @@ from tests.data.format.test_chat import CHATML, FORGETFUL, TALK
 from tests.data.format.test_chat_templates import CALL, THOUGHTS, TOOL_TALK, TOOLS
 from tests.helpers.chats import chat_model, chat_template, rows_of, token_rows
 from tests.helpers.data_stages import Bench, loaded_rows, table, trained, whole
-from trnflow.tasks.data.format.chat import templated
+from trnflow.tasks.data.format.chat import teaches_nothing, templated
 from trnflow.tasks.data.format.conversation import Conversation
 from trnflow.tasks.data.format.read_fields import UNREAD, recorded
 from trnflow.tasks.data.format.row_format import RowFormat
@@ -56,6 +56,9 @@ def test_an_empty_answer_that_is_trained_on_is_a_warning(bench: Bench, tmp_path:
     bench.said.clear()
     chat(bench, tmp_path, [TALK[0], {**empty, "weight": 0}, *TALK], template)
     chat(bench, tmp_path, [TALK[0], {**CALL_TURN, "content": ""}, *TALK], chat_template("qwen3"))
+    assert not teaches_nothing(
+        [TALK[0], {"role": "assistant", "content": "", "thinking": [{"text": "so"}]}], "row 1", False
+    )
     assert not [told for told in bench.warnings() if "empty answer" in told]
 
 

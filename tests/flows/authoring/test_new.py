@@ -203,6 +203,23 @@ def test_rows_of_the_same_user_can_be_kept_in_one_split(here: Shell) -> None:
     assert (data.split_by, data.columns, data.stratify) == ("user_id", {"user_id": "user_id"}, False)
 
 
+def test_a_split_by_users_of_chats_and_by_few_users(here: Shell) -> None:
+    talk = [{"role": "user", "content": "what is {n}?"}, {"role": "assistant", "content": "it is {n}"}]
+    rows = [
+        {"messages": json.loads(json.dumps(talk).replace("{n}", f"{n}")), "user_id": f"u{n % 9}"} for n in range(60)
+    ]
+    (here.folder / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert here("new", "talks.jsonl", "model.source=base", "data.split_by=user_id").returncode == 0
+    data = settings.load(str(here.folder / "talks.yaml")).data
+    assert (data.split_by, data.columns) == ("user_id", {}), "all columns are loaded"
+    alone = table("author", "body", "category", author=["me"], body=sentence, category=["x", "y", "z"])
+    (here.folder / "alone.csv").write_bytes(alone)
+    assert "data.split_by" not in here("new", "alone.csv", "model.source=base").stdout
+    blank = table("body", "label", body=sentence, label=[""])
+    (here.folder / "blank.csv").write_bytes(blank)
+    assert "unexpected" not in here("new", "blank.csv", "model.source=base", "data.label=label").stderr
+
+
 def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
     (here.folder / "set").mkdir()
     (here.folder / "set/train.csv").write_bytes(TICKETS)
