@@ -789,7 +789,8 @@ def _numbers(t: Translation) -> None:
     set_steps(t)
     if not t.get("train.max_steps"):
         t.notes.append(
-            "updates: trnflow rounds those of an epoch up, and those of warm-up; axolotl those of all epochs, and warm-up down"
+            "updates: trnflow rounds up those of each epoch and of warm-up; axolotl rounds those of all epochs once, and "
+            "warm-up down"
         )
     _warmup(t)
     _dtype(t)

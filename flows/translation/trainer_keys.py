@@ -402,7 +402,8 @@ def hold_out(t: Translation, split: Tree, *keys: str) -> None:
         t.why["data.split"] = f"{t.program} holds out none by default"
     elif split:
         t.notes.append(
-            f"{keys[0]}: about this share is held out, as each row is drawn by what it holds; there it is this share to the row"
+            f"{keys[0]}: about this share is held out, as each row is drawn by what it holds; {t.program} holds out "
+            "exactly this share"
         )
     validates = bool(split or (t.get("data.splits") or {}).get("validation"))
     t.set("evaluate.split", "validation" if validates else "train")

@@ -154,7 +154,9 @@ def _contradictory(shares: list[SourceRows], hashes: Hashes) -> int:
     ids = [label_ids(share.read, share.labels)[share.mask] for share in shares if share.labels]
     if not ids:
         return 0
-    pairs = np.unique(np.stack([hashes.view(np.int64), np.concatenate(ids)], axis=1), axis=0)
+    ordered = np.sort(hashes)
+    again = np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])  # few rows: the next line is slow
+    pairs = np.unique(np.stack([hashes[again].view(np.int64), np.concatenate(ids)[again]], axis=1), axis=0)
     return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 
 
