@@ -120,13 +120,7 @@ def complete(
     if isinstance(by, str) and data.get(by) != by and {"text", "label", "columns"} & data.keys():
         data["columns"] = {**data.get("columns", {}), by: by}
     elif missing:
-        draft.also += [
-            f"{name} stands in several rows: data.split_by={name} keeps those of each {name} in the same split"
-            for name, column in _rest(draft, looked).items()
-            if name.lower().removesuffix("_id") in PEOPLE
-            and not column.is_unique
-            and (column.many or len(column.counts) >= FEWEST_PEOPLE)
-        ]
+        draft.also += _groups(draft, looked)
     if draft.base in ENCODERS:
         if draft.base == "classify" and missing and looked.rows < FEW_ROWS and not by:
             data["stratify"] = True
@@ -175,6 +169,17 @@ def _fit_to(draft: Draft, model: GivenModel) -> None:
     if not model.has_template and draft.settings["format"]["task"] in TALKING:
         draft.settings["format"]["chat_template"] = "sections"
         draft.why["format.chat_template"] = "plain headings, because the model has no chat template"
+
+
+def _groups(draft: Draft, looked: Looked) -> list[str]:
+    """Return remarks on columns by which the rows could be split."""
+    return [
+        f"{name} stands in several rows: data.split_by={name} keeps those of each {name} in the same split"
+        for name, column in _rest(draft, looked).items()
+        if name.lower().removesuffix("_id") in PEOPLE
+        and not column.is_unique
+        and (column.many or len(column.counts) >= FEWEST_PEOPLE)
+    ]
 
 
 def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:
