@@ -71,6 +71,7 @@ def test_what_sagemaker_would_refuse_is_named_by_its_setting() -> None:
     assert refused(options={"VpcConfg": 1}).startswith("launch.options.VpcConfg: AWS knows no such field")
     assert refused(options={"Tags": [{"Key": "a"}]}).startswith("launch.options.Tags[0].Value: it is missing")
     assert "VolumeSizeInGB: '2' is no integer" in refused(options={"ResourceConfig": {"VolumeSizeInGB": "2"}})
+    assert "VolumeSizeInGB: True is no integer" in refused(options={"ResourceConfig": {"VolumeSizeInGB": True}})
     assert "VolumeSizeInGB: -1, and AWS wants 0" in refused(options={"ResourceConfig": {"VolumeSizeInGB": -1}})
     assert f"Environment.{SECRET}" not in PLATFORM.request("trnflow-0-1", COMMAND)["Environment"]
     assert refused(secret="x" * 600).startswith("launch.secret: 600 characters, and AWS takes 512")

@@ -15,6 +15,7 @@ from trnflow.flows.jobs.following import ASK_SECONDS, LAST_SECONDS, FollowedJob
 from trnflow.flows.jobs.listing import stop_file
 from trnflow.flows.jobs.order import JobUri, result_file
 from trnflow.flows.runner.context import RunContext
+from trnflow.flows.runner.work_folders import attempt_log
 from trnflow.tasks.documents import JobSubmission
 from trnflow.tasks.errors import DataError, Interrupted, MachineError, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog, Reader, RunState
@@ -217,3 +218,13 @@ def test_a_job_that_is_queued_a_second_time_is_taken_back_at_its_end(job: Job) -
     job.standing = Standing("waiting", "Dependency")
     job.followed.look("train")
     assert job.followed.last_notes("train") == ["n"] and job.ended == ["7"]
+
+
+def test_what_a_stage_prints_there_is_in_the_log_of_the_run_here(job: Job) -> None:
+    log = attempt_log(job.store.home, "here", "here-train-1")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    job.begins("1new")
+    for number, text in enumerate((b"begun\n", b"ended\n")):
+        job.store.backend.create(f"logs/1new/1new-train-1/{number}.log", text)
+        job.fault()
+    assert log.read_bytes() == b"begun\nended\n"
