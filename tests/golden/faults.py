@@ -16,14 +16,14 @@ import sys
 import time
 from pathlib import Path
 
-from tests.golden import planted, planted_core, planted_flows, planted_models, planting
+from tests.golden import planted, planted_core, planted_elsewhere, planted_flows, planted_models, planting
 from tests.golden.compare import PROJECT
 from tests.golden.mutants import drawn_faults
 from tests.golden.planting import FAST, MORE, Fault, checkout, first_failure, why_not
 
 
 def every_fault() -> list[Fault]:
-    files = (planted, planted_core, planted_flows, planted_models)
+    files = (planted, planted_core, planted_elsewhere, planted_flows, planted_models)
     return [*(fault for file in files for fault in file.FAULTS), *drawn_faults()]
 
 
