@@ -111,6 +111,7 @@ def test_what_is_refused_ends_nobodys_job_and_what_may_have_been_taken_ends_its_
 def test_the_same_order_in_two_stores_has_two_names() -> None:
     names = {job_name(root, "0123456789ab") for root in ("s3://b/alice", "s3://b/bob", "/shared/store")}
     assert len(names) == 3 and all(name.startswith("0123456789ab") and name.isalnum() for name in names)
+    assert {len(name) for name in names} == {20}
     assert job_name("s3://b/bob/", "0123456789ab") in names
 
 
