@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.stores import new_store
 from trnflow.flows.jobs.elsewhere import Elsewhere, elsewhere_of
 from trnflow.flows.jobs.listing import stop_file
-from trnflow.flows.jobs.order import JobUri, carried_for, job_name, parse_uri, result_file
+from trnflow.flows.jobs.order import JobUri, carried_for, job_name, order_file, parse_uri, read_order, result_file
 from trnflow.flows.jobs.submitted import submissions_of, write_submission
 from trnflow.flows.jobs.work import other_libraries
 from trnflow.flows.recipes.recipe import Recipe
@@ -20,6 +20,7 @@ from trnflow.flows.recipes.sections import LaunchConfig
 from trnflow.flows.runner.context import RunContext
 from trnflow.tasks.errors import ConfigError, MachineError, StoreError
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.keys.hash_cache import sha256_bytes
 from trnflow.tasks.store import Store
 
 
@@ -221,3 +222,25 @@ def test_a_note_names_the_libraries_that_differ_and_no_others() -> None:
         "libraries differ from those of the order: nowhere-to-be-had 2 there, none here, "
         f"pytest 1.0 there, {version('pytest')} here"
     ]
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, ""),
+        ({"schema": 2}, "is of the schema 2, and this trnflow reads 1"),
+        ({"given": 3}, "the order is not of its shape: given"),
+        ({"libraries": {"torch": 2}}, "the order is not of its shape: libraries"),
+    ],
+)
+def test_an_order_of_another_schema_or_shape_is_refused(fields: dict[str, Any], said: str, store: Store) -> None:
+    digest = {"artifact": f"sha256:{'1' * 64}"}
+    order = {"schema": 1, "name": "x", "recipe": digest, "code": digest, "until": "train", "given": [], "force": []}
+    text = json.dumps({**order, "libraries": {}, "environment": [], **fields}).encode()
+    uri = JobUri(store.root, sha256_bytes(text).removeprefix("sha256:"))
+    store.backend.create(order_file(uri.id), text)
+    if not said:
+        assert read_order(store, uri)["until"] == "train"
+        return
+    with pytest.raises(ConfigError, match=said):
+        read_order(store, uri)
