@@ -3,7 +3,7 @@
     python server_process.py DESCRIPTOR SECONDS     in the folder `<home>/prefect`
 
 DESCRIPTOR is the listening socket's. Requests and open connections are use; an active schedule, or `"stays": true` in
-`server.json`, keeps the server.
+`server.json`, keeps the server. It ends when its folder is removed.
 """
 
 from __future__ import annotations
@@ -169,13 +169,16 @@ async def _at_most(turn: asyncio.Lock, seconds: float) -> AsyncIterator[None]:
 
 
 def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: float) -> None:
-    """Wait until nothing has used the server for `seconds` and no schedule is active, then end the process."""
+    """Wait until nothing has used the server for `seconds` and no schedule is active, or until the server's folder is gone, in
+    which no command could find it; then end the process."""
     while not server.started:
         time.sleep(0.1)
     port = listener.getsockname()[1]
     idleness = Idleness(server, seconds)
     while True:
         time.sleep(min(LOOK_SECONDS, seconds / 4))
+        if not _folder_exists():
+            os._exit(0)
         if not idleness.is_over:
             continue
         if is_scheduled(port) or not _ended(server, idleness):
@@ -185,6 +188,14 @@ def end_when_idle(server: uvicorn.Server, listener: socket.socket, seconds: floa
         sys.stdout.flush()
         time.sleep(END_SECONDS)
         os._exit(0)
+
+
+def _folder_exists() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def is_scheduled(port: int) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from tests.helpers.command_line import Shell
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
+from trnflow.tasks.system.process import is_running
 
 IDLE_SECONDS = 4.0
 LONGER = 2 * IDLE_SECONDS
@@ -62,6 +64,16 @@ def test_an_active_schedule_keeps_it_and_after_up_it_stays_without_one(home: Pat
     api.delete(f"deployments/{deployment}")
     assert pid_after_a_while(home) == server["pid"]
     assert shell.json("down")["stopped"]
+
+
+@pytest.mark.slow
+def test_it_ends_when_its_home_is_removed(home: Path) -> None:
+    """After `trnflow up`, too: no command would find it again."""
+    ensure_server(home, stays=True)
+    server = running_server(home)
+    assert server
+    shutil.rmtree(home)
+    wait_for(lambda: not is_running(server["pid"]), 60)
 
 
 @pytest.mark.slow
