@@ -9,6 +9,9 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -17,7 +20,7 @@ from tests.chaos.outside import free_port
 from tests.conftest import PROJECT
 from tests.helpers.browser import browser_at
 from tests.helpers.products import few
-from tests.helpers.serving import answers
+from tests.helpers.serving import answers, serving
 from tests.helpers.waiting import wait_for
 from tests.tracking.runs import (
     begin,
@@ -35,6 +38,23 @@ from trnflow.tasks.tracking import send_logs, tracking_page
 from trnflow.tasks.tracking.addresses import LOCAL_HOSTS
 from trnflow.tasks.tracking.follower import Unsent
 from trnflow.tasks.tracking.mlflow_values import VIEW_TAG
+
+EVIL = "evil.example"
+"""A name that its owner lets point to this machine."""
+TRIES = """
+(async () => {
+  const said = {}, url = "%s/ajax-api/2.0/mlflow/", json = {"Content-Type": "application/json"};
+  const attempt = async (name, call) => { try { said[name] = await call(); } catch (error) { said[name] = "no answer"; } };
+  const body = JSON.stringify({name: "planted"}), create = url + "experiments/create";
+  await attempt("read", async () => (await fetch(url + "experiments/search?max_results=9")).status);
+  await attempt("json", async () => (await fetch(create, {method: "POST", body, headers: json})).status);
+  for (const [name, sent] of [["text", body], ["blob", new Blob([body])], ["form", new URLSearchParams({name: "planted"})]])
+    await attempt(name, async () => (await fetch(create, {method: "POST", body: sent, mode: "no-cors"})).type);
+  const upload = {method: "PUT", body: "<script>1</script>"};
+  await attempt("upload", async () => (await fetch(url + "../mlflow-artifacts/artifacts/planted.html", upload)).status);
+  window.said = said;
+})()
+"""
 
 
 @pytest.fixture(scope="module")
@@ -244,7 +264,7 @@ def test_the_printed_command_answers_to_the_names_of_this_machine_alone(tmp_path
     with (tmp_path / "log").open("wb") as log:
         environ = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
         server = subprocess.Popen(
-            f"exec env {command}", shell=True, env=environ, stdout=log, stderr=log, start_new_session=True
+            f"exec env {command}", shell=True, cwd=tmp_path, env=environ, stdout=log, stderr=log, start_new_session=True
         )
     try:
         wait_for(lambda: answers(f"http://127.0.0.1:{port}/health"))
@@ -256,9 +276,31 @@ def test_the_printed_command_answers_to_the_names_of_this_machine_alone(tmp_path
             "10.evil.example",
         ]
         assert [status(port, host) for host in hosts] == [200, 200, 403, 403, 403]
+        check_other_origins(tmp_path, port)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
+
+
+def check_other_origins(folder: Path, port: int) -> None:
+    """A page of another site neither reads nor writes, by the server's address or by a name of its own that leads here."""
+    (folder / "page").mkdir()
+    (folder / "page/index.html").write_text("<title>another</title>")
+    handler = partial(SimpleHTTPRequestHandler, directory=folder / "page")
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)) as other:
+        site = f"http://{EVIL}:{other.server_port}"
+        with browser_at(site, folder, f"--host-resolver-rules=MAP {EVIL} 127.0.0.1") as page:
+            page.wait_for("document.title == 'another'")
+            for name in ("127.0.0.1", EVIL):
+                page.value(f"(delete window.said, {TRIES % f'http://{name}:{port}'})")
+                page.wait_for("window.said")
+                said = page.value("window.said")
+                assert said["read"] == said["json"] == said["upload"] == "no answer"
+                assert {"text", "blob", "form"} <= said.keys()
+    address = f"http://127.0.0.1:{port}/ajax-api/2.0/mlflow/experiments/search?max_results=9"
+    with urllib.request.urlopen(address) as answer:
+        assert [each["name"] for each in json.load(answer)["experiments"]] == ["Default"]
+    assert not [*folder.rglob("planted.html")]
 
 
 def status(port: int, host: str) -> int:
