@@ -6,12 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scipy.stats import pearsonr
 
 from tests.helpers.baselines import packed
 from tests.helpers.data_stages import new_bench
@@ -451,6 +452,23 @@ def test_numbers_are_compared_by_permutations() -> None:
     assert said(verdict(of_numbers(far, near, truth))) == {"worse"}
     assert verdict(of_numbers(far, near, truth))[0].startswith("rmse 0.79 (")
     assert said(verdict(of_numbers(near, near, truth))) == {"no better"}
+
+
+def test_numbers_are_compared_with_what_ranked_them_better_before_training() -> None:
+    """Its cosines have another range: it has correlations alone."""
+    draw = np.random.default_rng(14)
+    truth = draw.normal(size=300).astype(np.float32)
+    model, baseline, cosine = (truth + draw.normal(0, size, 300).astype(np.float32) for size in (0.6, 0.9, 0.3))
+    found = of_numbers(model, baseline, truth)
+    outputs = Outputs(truth[:, None], cosine[:, None] / 4, cosine[:, None] / 4, (cosine - truth) ** 2)
+    theirs = {name: values_of("regression", outputs)[name] for name in ("pearson", "spearman")}
+    found.report["baselines"].append(cast(Any, {"name": "before", "metrics": theirs}))
+    lines = verdict(replace(found, others={**found.others, "before": outputs}))
+    assert "; the simple baseline has " in lines[0]
+    now, then = (f"{pearsonr(truth, each).statistic:.3g}" for each in (model, cosine))
+    assert lines[0].endswith(f"; its pearson is {now}, and the model before training has {then}"), lines[0]
+    assert lines[1].startswith(f"the model is worse than the model before training (pearson {now} and {then}): ")
+    assert said(lines) == {"worse"}
 
 
 def test_of_50_equally_good_numbers_at_most_two_are_called_worse() -> None:

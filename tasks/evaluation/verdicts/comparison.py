@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
@@ -43,13 +44,14 @@ def main_metrics(facts: Facts) -> list[str]:
 
 
 def compared(facts: Facts) -> list[Compared]:
-    """Return each baseline that has one of the main metrics. The first that any has is taken."""
-    entries = [entry for entry in facts.report.get("baselines", []) if "metrics" in entry]
-    for metric in main_metrics(facts):
-        having = [entry for entry in entries if metric in entry["metrics"] and metric in facts.report["metrics"]]
-        if having:
-            return [_compared(facts, metric, entry) for entry in having]
-    return []
+    """Return each baseline that has one of the main metrics, by the best that it has; first those of the best of all."""
+    known = [name for name in main_metrics(facts) if name in facts.report["metrics"]]
+    found = []
+    for entry in facts.report.get("baselines", []):
+        metric = next((name for name in known if name in entry.get("metrics", {})), None)
+        if metric is not None:
+            found.append(_compared(facts, metric, entry))
+    return sorted(found, key=lambda each: known.index(each.metric))
 
 
 def _compared(facts: Facts, metric: str, entry: BaselineReport) -> Compared:
@@ -98,13 +100,7 @@ def _parts(score: Score, columns: Any) -> Any:
 
 def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
     worse = [each for each in beside if each.worse <= WORSE]
-    if not worse:
-        return None
-    first = worse[0]
-    return (
-        f"the model is worse than {' and '.join(NAMES[each.name] for each in worse)} ({first.metric} {figure(first.model)} "
-        f"and {figure(first.baseline)}): {MORE_TRAINING}"
-    )
+    return f"the model is worse than {_figures(worse)}: {MORE_TRAINING}" if worse else None
 
 
 def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
@@ -112,11 +108,9 @@ def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str |
     # nothing is better than all right
     same = [each for each in beside if each.better > BETTER and (each.metric, each.model) != (accuracy.name, 1)]
     if same:
-        first = same[0]
         return (
-            f"{facts.count:,} rows of {facts.split} do not show that the model is better than "
-            f"{' and '.join(NAMES[each.name] for each in same)} ({first.metric} {figure(first.model)} and "
-            f"{figure(first.baseline)}): {MORE_TRAINING}, or more rows to evaluate on (data.split)"
+            f"{facts.count:,} rows of {facts.split} do not show that the model is better than {_figures(same)}: "
+            f"{MORE_TRAINING}, or more rows to evaluate on (data.split)"
         )
     majority = facts.report.get("majority")
     value = facts.report["metrics"].get(accuracy.name)
@@ -125,4 +119,14 @@ def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str |
     return (
         f"the model is no better than always saying the most frequent class (accuracy {figure(value)} and "
         f"{figure(majority[accuracy.name])}): {MORE_TRAINING}"
+    )
+
+
+def _figures(beside: Sequence[Compared]) -> str:
+    """Return the names of baselines, each metric once with the model's figure and those of the baselines."""
+    groups = [(metric, [*group]) for metric, group in groupby(beside, key=lambda each: each.metric)]
+    return ", and ".join(
+        f"{' and '.join(NAMES[each.name] for each in group)} ({metric} {figure(group[0].model)} and "
+        f"{' and '.join(figure(each.baseline) for each in group)})"
+        for metric, group in groups
     )

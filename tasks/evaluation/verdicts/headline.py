@@ -20,10 +20,16 @@ def headline(facts: Facts, beside: Sequence[Compared]) -> str:
     value = facts.report["metrics"][name]
     ends = facts.report["intervals"].get(name)
     between = f" ({figure(ends[0])} to {figure(ends[1])})" if ends and _is_wide(value, ends) else ""
-    parts = [f"{NAMES[each.name]} has {figure(each.baseline)}" for each in beside]
+    parts = [_beside(each, name) for each in beside]
     if not beside and name == accuracy.name and "majority" in facts.report:
         parts = [f"always saying the most frequent class has {figure(facts.report['majority'][name])}"]
     return f"{name} {figure(value)}{between} on {_where(facts)}{''.join(f'; {each}' for each in parts)}"
+
+
+def _beside(each: Compared, name: str) -> str:
+    """Return a baseline's figure. name: of the metric that the line begins with."""
+    other = "" if each.metric == name else f"its {each.metric} is {figure(each.model)}, and "
+    return f"{other}{NAMES[each.name]} has {figure(each.baseline)}"
 
 
 def _where(facts: Facts) -> str:
