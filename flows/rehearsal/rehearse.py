@@ -143,7 +143,9 @@ class _Small:
         """Return rows of each split, and remark what they show of all rows."""
         recipe = self.context.recipe
         rows = loading(recipe)
-        sample = Node(sample_rows, SampleConfig(), {"rows": rows})
+        several = recipe.format.task == "multi_label" and isinstance(recipe.format.target, str)
+        config = SampleConfig(several=recipe.format.target if several else "")
+        sample = Node(sample_rows, config, {"rows": rows})
         sampled = settle(Graph((rows, sample)), self.begin(_reduced(recipe))).artifact("sample_rows")
         for remark in remarks_of(recipe, sampled):
             self.rehearsal.remark(remark)

@@ -13,6 +13,8 @@ from trnflow.tasks.data.load.labels import NUMBERED_CLASSES, is_number
 from trnflow.tasks.data.tables import write_rows
 from trnflow.tasks.data.texts import in_order
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.kinds import multi_label
+from trnflow.tasks.kinds.multi_label import BETWEEN, MOST_LABELS
 from trnflow.tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
@@ -32,6 +34,9 @@ class SampleConfig(StageConfig):
     rows: PositiveCount = 32
     """The rows of each split; more if there are more labels."""
 
+    several: str = ""
+    """The column whose cells hold several labels each, of the task `multi_label`."""
+
 
 @stage(kind="rows")
 def sample_rows(config: SampleConfig, rows: Input[RowsMeta], out: Workdir) -> RowsMeta:
@@ -43,7 +48,7 @@ def sample_rows(config: SampleConfig, rows: Input[RowsMeta], out: Workdir) -> Ro
     _check_labels(meta)
     splits, label_counts = {}, {}
     for split in in_order(meta["splits"]):
-        numbers = _choose(rows, split, max(config.rows, len(meta["labels"] or ())))
+        numbers = _choose(rows, split, max(config.rows, len(meta["labels"] or ())), config.several)
         tables = [*_taken(rows, split, numbers)]
         if split == "train":
             _check_texts(meta, tables)
@@ -57,14 +62,15 @@ def sample_rows(config: SampleConfig, rows: Input[RowsMeta], out: Workdir) -> Ro
     return sampled
 
 
-def _choose(rows: Input[RowsMeta], split: str, most: int) -> list[int]:
-    """Return numbers of rows, ascending: the first of each label (also in lists) and kind, the longest, then rows at equal
-    distances."""
+def _choose(rows: Input[RowsMeta], split: str, most: int, several: str) -> list[int]:
+    """Return numbers of rows, ascending: the first of each label (also in lists, and in the cells of the column `several`)
+    and kind, the longest, then rows at equal distances."""
     nested = rows.meta.get("nested", [])
     longest = (0, 0)
     labels: dict[int | None, int] = {}
     kinds: dict[Any, int] = {}
-    listed: dict[str, dict[str, int]] = {name: {} for name in nested}
+    listed: dict[str, dict[str, int]] = {name: {} for name in nested if name != several}
+    named: dict[str, int] = {}
     number = -1
     for number, row in enumerate(_rows(rows, split)):
         labels.setdefault(row.get("label"), number)
@@ -75,8 +81,12 @@ def _choose(rows: Input[RowsMeta], split: str, most: int) -> list[int]:
             if len(firsts) <= KINDS:
                 for value in labels_in(row[name]):
                     firsts.setdefault(value, number)
+        # what stands between labels is known when all cells are read
+        for between in BETWEEN if several and len(named) <= MOST_LABELS else ():
+            for label in multi_label.labels_in(row.get(several), between):
+                named.setdefault(label, number)
         longest = max(longest, (sum(len(text) for text in row.values() if isinstance(text, str)), number))
-    chosen = {*labels.values(), *kinds.values(), longest[1]}
+    chosen = {*labels.values(), *kinds.values(), *named.values(), longest[1]}
     chosen |= {number for firsts in listed.values() if len(firsts) <= KINDS for number in firsts.values()}
     step = max(1, (number + 1) // most)
     for more in range(0, number + 1, step):

@@ -53,6 +53,16 @@ def test_a_value_of_a_list_counts_as_a_label(bench: Bench) -> None:
     assert '["news", "sport"]' in found["tags"] and len(found["tags"]) == 8
 
 
+def test_every_label_of_a_cell_of_several_is_in_the_sample(bench: Bench) -> None:
+    """However many there are, and whatever stands between them: else a sound split has a label that train's sample lacks."""
+    cells = ["joy"] * ROWS
+    cells[120:200] = [f"joy;label {number}" for number in range(80)]
+    given = loaded_rows(bench.root / "given", {"text": texts(), "feelings": cells})
+    made = bench.made(sample_rows, SampleConfig(rows=8, several="feelings"), rows=given)
+    found = {name for cell in table(made, "train")["feelings"] for name in cell.split(";")}
+    assert found == {"joy", *(f"label {number}" for number in range(80))}
+
+
 def test_few_rows_are_all_taken_and_labels_are_counted_anew(bench: Bench) -> None:
     columns = {"text": texts(4), "label": [0, 1, 0, 1]}
     given = loaded_rows(
