@@ -207,8 +207,10 @@ def format_prompts(
     """
     recorded = keyed_params(_filled(config, model))
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
-    for split in counts if FORMATS[config.task].queries else ():
-        for remark in FORMATS[config.task].remarks(_targets(out.path / f"{split}.parquet")):
+    looks = FORMATS[config.task].looks_at_targets
+    targets = {split: _targets(out.path / f"{split}.parquet") for split in counts if looks}
+    for split, some in targets.items():
+        for remark in FORMATS[config.task].remarks(some, targets.get("train")):
             out.warn(f"{split}: {remark}")
     if FORMATS[config.task].marked and "train" in counts:
         refuse_alike(*(counts["train"].rows(name) for name in (DESIRABLE, UNDESIRABLE)))

@@ -187,6 +187,7 @@ class Embedding(TargetKind):
     pipeline = "feature-extraction"
     adapter = "FEATURE_EXTRACTION"
     queries = True
+    looks_at_targets = True
     apart = True
     metrics = (
         Metric(
@@ -251,7 +252,7 @@ class Embedding(TargetKind):
         numbers = [part for name, text in example.items() if name != "label" for part in number_of_query(text)]
         return {**example, "label": example["label"] or numbers}
 
-    def remarks(self, targets: Any) -> Iterator[str]:
+    def remarks(self, targets: Any, train: Any) -> Iterator[str]:
         import numpy as np
 
         if targets.shape[1] > 1:

@@ -69,6 +69,8 @@ class Kind:
     """Whether the second text of a pair is the first one's prompt with another row's answer, and the first is marked."""
     queries = False
     """Whether rows with the same first text belong together."""
+    looks_at_targets = False
+    """Whether `remarks` has anything to say."""
     apart = False
     """Whether a row's texts are read apart, each in special tokens of its own, and the loss is one of the whole batch."""
     decides = False
@@ -131,8 +133,9 @@ class Kind:
         """Return an example (texts and `label`) as it is kept: with what the task reads of its texts."""
         return example
 
-    def remarks(self, targets: Any) -> Iterator[str]:
-        """Yield what users should know of a split. targets: float32 [rows, ...] of a task that reads targets."""
+    def remarks(self, targets: Any, train: Any) -> Iterator[str]:
+        """Yield what users should know of a split, where `looks_at_targets`. targets: float32 [rows, ...]; train: those of train,
+        perhaps the same; None without a train split."""
         yield from ()
 
     def shown(self, target: Any, labels: list[str]) -> str:

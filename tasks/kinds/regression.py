@@ -6,7 +6,7 @@ The model predicts the numbers themselves: nothing is scaled, so that transforme
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,10 @@ from trnflow.tasks.kinds.targets import Outputs, TargetKind, loss_metric, value_
 if TYPE_CHECKING:
     from torch import Tensor
 
+FEWEST_COMPARED = 30
+"""Rows of two splits from which on their numbers are compared."""
+OTHER_SCALE = 4.0
+"""How many times as far as another split's a split's quartiles lie apart, at least, if it may be on another scale."""
 CLOSE = 1e-3
 """The difference of two models' numbers that counts as the same, of numbers above one as a share."""
 
@@ -81,6 +85,7 @@ def _mean(sums: Any, rows: Any) -> Any:
 class Regression(TargetKind):
     name = "regression"
     problem_type = "regression"
+    looks_at_targets = True
     metrics = (
         Metric("mae", _absolute, _mean, less_is_better=True, hub="mae", may_promote=True),
         Metric(
@@ -120,6 +125,20 @@ class Regression(TargetKind):
     def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
         columns = settings.targets
         return lambda row, where: [number_in(value_of(row, name, nested, where), name, where) for name in columns]
+
+    def remarks(self, targets: Any, train: Any) -> Iterator[str]:
+        import numpy as np
+
+        if train is None or min(len(targets), len(train)) < FEWEST_COMPARED:
+            return
+        quartiles = [np.quantile(numbers.astype(np.float64), (0.25, 0.75), axis=0).T for numbers in (targets, train)]
+        for (low, high), (least, most) in zip(*quartiles, strict=True):
+            sizes = sorted((high - low, most - least))
+            if sizes[0] > 0 and (sizes[1] > OTHER_SCALE * sizes[0] or max(least - high, low - most) > sizes[1]):
+                yield (
+                    f"half of its numbers lie from {low:.4g} to {high:.4g}, those of train from {least:.4g} to {most:.4g}: are "
+                    "they on one scale?"
+                )
 
     def shown(self, target: Any, labels: list[str]) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in zip(labels, target, strict=True))

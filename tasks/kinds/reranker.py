@@ -88,6 +88,7 @@ class Reranker(TargetKind):
     name = "reranker"
     problem_type = "multi_label_classification"  # one output, yes or no: the binary cross entropy
     queries = True
+    looks_at_targets = True
     metrics = (
         Metric("ndcg_at_10", _by_query(discounted_gain), _mean, hub="ndcg", may_promote=True, is_default=True),
         Metric("mrr_at_10", _by_query(reciprocal_rank), _mean, hub="mrr", may_promote=True),
@@ -138,7 +139,7 @@ class Reranker(TargetKind):
     def example(self, example: Row) -> Row:
         return {**example, "label": [*example["label"], *number_of_query(example["text"])]}
 
-    def remarks(self, targets: Any) -> Iterator[str]:
+    def remarks(self, targets: Any, train: Any) -> Iterator[str]:
         rows = rows_of_queries(targets)
         if none := sum(not (targets[of, 0] >= 0.5).any() for of in rows):
             yield f"{none} of {len(rows)} queries have no relevant passage: their MRR and NDCG are 0"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from pydantic import ValidationError
 
@@ -65,6 +67,27 @@ def test_numbers() -> None:
     assert targets([1, "2.5", 3.5], task="regression", target="y") == (["y"], [[1.0], [2.5], [3.5]])
     rows = [{"a": 1, "b": 2}, {"a": 1, "b": 3}]
     assert targets(rows, task="regression", target=["a", "b"]) == (["a", "b"], [[1, 2], [1, 3]])
+
+
+def remarks(numbers: np.ndarray, train: np.ndarray) -> list[str]:
+    return [*FORMATS["regression"].remarks(numbers.reshape(len(numbers), -1).astype(np.float32), train[:, None])]
+
+
+def test_numbers_of_another_scale_than_those_of_train_are_remarked(shared: Path) -> None:
+    """Real scores of pairs, 0 to 5: as they are, as shares of 5, as percents, and 273 higher."""
+    lines = ((shared / f"data/stsbenchmark/sts-{name}.csv").read_text().splitlines() for name in ("train", "test"))
+    train, test = (np.array([line.split("\t")[4] for line in some], np.float32) for some in lines)
+    assert remarks(test, train) == remarks(test[:40], train) == remarks(np.zeros(100), train) == []
+    low, high = np.quantile(test / 5, (0.25, 0.75))
+    assert f"lie from {low:.4g} to {high:.4g}, those of train from" in remarks(test / 5, train)[0]
+    assert remarks(test * 20, train) and remarks(test + 273, train)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_few_rows_of_long_tails_are_no_other_scale(seed: int) -> None:
+    """Prices: a hundred rows of which the largest is a thousand times the smallest."""
+    draw = np.random.default_rng(seed)
+    assert remarks(draw.lognormal(3, 1.2, 100), draw.lognormal(3, 1.2, 5000).astype(np.float32)) == []
 
 
 @pytest.mark.parametrize(
