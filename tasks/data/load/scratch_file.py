@@ -19,6 +19,7 @@ from trnflow.tasks.data.load.asides import aside_schema
 from trnflow.tasks.data.load.column_types import common_type, is_nested, to_type
 from trnflow.tasks.data.load.columns import Columns, LongestRow, clean_batches, united
 from trnflow.tasks.data.load.config import Nulls
+from trnflow.tasks.data.load.garbled import GarbledTexts
 from trnflow.tasks.data.load.labels import LabelSet, SeenLabels
 from trnflow.tasks.data.load.readers import RowReader, bounded
 from trnflow.tasks.data.load.selection import Hashes, Mask, narrowed, row_hashes
@@ -72,7 +73,7 @@ def read_split(
     hashed, files = hashed_columns(columns), [bounded(rows) for rows in files]
     schema, count_read, kept, longest = united(files, columns), 0, 0, LongestRow(0, "")
     placed = pa.schema([*schema, *aside_schema(asides)])
-    copies = not all(rows.is_binary for rows in files)
+    copies, garbled = not all(rows.is_binary for rows in files), GarbledTexts()
     with copied_rows(path, placed) if copies else nullcontext() as copy:
         for rows in files:
             complete.append([np.zeros(0, dtype=bool)])
@@ -82,10 +83,13 @@ def read_split(
                 else:
                     complete[-1].append(clean.complete)
                 hashes.append(row_hashes(clean.rows.column(name) for name in hashed))
+                garbled.look_at(clean.rows.column(name) for name in hashed)
                 count_read, kept = count_read + len(clean.complete), kept + clean.rows.num_rows
                 longest = max(longest, clean.longest)
                 out.progress(count_read, count_read, f"{split} rows")
     tell_remarks([remark for rows in files for remark in rows.remarks()], out)
+    if remark := garbled.remark(split, kept):
+        out.warn(remark)
     if kept == 0:
         lost = ", ".join(f"{count} {reason}" for reason, count in dropped.items() if count)
         raise DataError(

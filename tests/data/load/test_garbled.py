@@ -1,0 +1,55 @@
+"""Texts that a program read in a wrong encoding: remarked where they are many, and in no real set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tests.data.load.rows import write
+from tests.helpers.data_stages import new_bench
+from trnflow.tasks.data.load.garbled import GarbledTexts
+
+TEXTS = ["un café déjà vu", "straße, grün", "it’s – “fine”", "£20 off", "naïve coöperation"]
+
+
+def remark(texts: list[str], split: str = "train") -> str | None:
+    found = GarbledTexts()
+    for begin in range(0, len(texts), 100):
+        found.look_at([pa.array(texts[begin : begin + 100]), pa.array([1.0] * len(texts[begin : begin + 100]))])
+    return found.remark(split, len(texts))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])
+@pytest.mark.parametrize("text", TEXTS)
+def test_texts_of_a_wrong_encoding_are_remarked(text: str, encoding: str) -> None:
+    rows = ["plain"] * 395 + [text.encode().decode(encoding, "replace")] * 5
+    assert (remark(rows) or "").startswith("train: 5 of 400 rows hold signs such as ")
+    assert remark(rows * 3, "test") and remark(["plain"] * 2000 + rows[-5:]) is None, "few rows are one writer's own"
+
+
+def test_texts_as_they_were_written_are_not() -> None:
+    others = ["MAÇÃ E PÃO", "« Âge »", "Â vùng", "Привет", "你好", "naïve Ã la carte", "15 € – 20 €", "â la", "😀"]
+    assert remark([*TEXTS, *others] * 20) is None
+
+
+def test_a_file_that_was_saved_in_a_wrong_encoding_is_remarked_when_it_is_read(tmp_path: Path) -> None:
+    bench = new_bench(tmp_path)
+    columns = {
+        "text": [f"{TEXTS[0]} {number}".encode().decode("cp1252") for number in range(9)],
+        "label": ["a", "b", "c"] * 3,
+    }
+    bench.rows(source=str(write(tmp_path / "data/train.csv", columns).parent))
+    (told,) = [warning for warning in bench.warnings() if "hold signs" in warning]
+    assert told.startswith("train: 9 of 9 rows hold signs such as 'Ã©', UTF-8 that")
+
+
+def test_no_real_set_is_remarked(shared: Path) -> None:
+    files = [
+        file for file in (shared / "data").rglob("*") if file.suffix in (".csv", ".tsv", ".jsonl", ".txt", ".conll")
+    ]
+    assert len(files) > 10
+    for file in files:
+        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
+        assert remark(lines) is None, file
