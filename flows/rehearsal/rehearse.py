@@ -143,9 +143,9 @@ class _Small:
         """Return rows of each split, and remark what they show of all rows."""
         recipe = self.context.recipe
         rows = loading(recipe)
-        several = recipe.format.task == "multi_label" and isinstance(recipe.format.target, str)
-        config = SampleConfig(several=recipe.format.target if several else "")
-        sample = Node(sample_rows, config, {"rows": rows})
+        target = recipe.format.target
+        several = target if recipe.format.task == "multi_label" and isinstance(target, str) else ""
+        sample = Node(sample_rows, SampleConfig(several=several), {"rows": rows})
         sampled = settle(Graph((rows, sample)), self.begin(_reduced(recipe))).artifact("sample_rows")
         for remark in remarks_of(recipe, sampled):
             self.rehearsal.remark(remark)

@@ -134,8 +134,7 @@ class Kind:
         return example
 
     def remarks(self, targets: Any, train: Any) -> Iterator[str]:
-        """Yield what users should know of a split, where `looks_at_targets`. targets: float32 [rows, ...]; train: those of train,
-        perhaps the same; None without a train split."""
+        """Yield what users should know of a split. targets, train (those of train, or None): float32 [rows, ...]."""
         yield from ()
 
     def shown(self, target: Any, labels: list[str]) -> str:
