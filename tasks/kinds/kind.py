@@ -137,6 +137,10 @@ class Kind:
         """Yield what users should know of a split. targets, train (those of train, or None): float32 [rows, ...]."""
         yield from ()
 
+    def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
+        """Return the logits, float64 [outputs], that a new head begins with. means: of the targets of so many rows."""
+        return None
+
     def shown(self, target: Any, labels: list[str]) -> str:
         """Return a row's target as text."""
         return labels[int(target)]

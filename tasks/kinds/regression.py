@@ -140,6 +140,9 @@ class Regression(TargetKind):
                     "they on one scale?"
                 )
 
+    def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
+        return means()
+
     def shown(self, target: Any, labels: list[str]) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in zip(labels, target, strict=True))
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The target of a position or row that has none."""
 
+BLOCK = 1 << 16
+"""Rows whose targets are read at once."""
 WINDOW = 50
 """Batches whose rows `group_by_length` sorts together: larger needs less padding, smaller mixes better."""
 
@@ -257,6 +259,18 @@ class Split:
 
         labels = [np.asarray(columns["labels"][:]) for columns in self._columns.values()]
         return [int(count) for count in np.bincount(np.concatenate(labels), minlength=classes)]
+
+    def target_means(self) -> NDArray[np.float64]:
+        """Return the mean of each output's targets, [outputs], of a task whose rows have some."""
+        import numpy as np
+
+        blocks = [
+            np.asarray(columns["labels"][begin : begin + BLOCK])
+            for length, columns in self._columns.items()
+            for begin in range(0, self.rows[length], BLOCK)
+        ]
+        total: NDArray[np.float64] = sum(block.sum(0, dtype=np.float64) for block in blocks)
+        return total / sum(self.rows.values())
 
     def in_order(self, rows: int) -> Iterator[BatchAddress]:
         """Yield addresses for an evaluation: every row once, the last batch of each length filled with masked rows."""

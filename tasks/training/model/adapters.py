@@ -19,7 +19,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.model.heads import HEADS, in_head
+from trnflow.tasks.training.model.heads import HEADS, begin_at_means, in_head
 from trnflow.tasks.training.model.lora import (
     PARTS,
     A,
@@ -99,6 +99,8 @@ def prepared(config: TrainConfig, built: Built, packed: PackedMeta, train: Split
     """Return `built` adapted and with class weights; train: None when only graphs are traced."""
     if built.kind.apart:
         refuse_batches(config)  # micro_batch=auto has its number only now
+    if train is not None:
+        begin_at_means(built, train)
     return replace(adapt(config, built), class_weights=class_weights(config, packed, train))
 
 

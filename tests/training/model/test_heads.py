@@ -6,14 +6,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.training.toys import BERT, DISTILBERT, LLAMA, VOCABULARY, minilm, packed_classes, packed_lm, pretrained
+from tests.training.toys import (
+    BERT,
+    DISTILBERT,
+    LLAMA,
+    VOCABULARY,
+    minilm,
+    packed_classes,
+    packed_lm,
+    packed_targets,
+    pretrained,
+)
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.started_model import build_started
+from trnflow.tasks.training.model.adapters import prepared
 
 ROBERTA = {**BERT, "model_type": "roberta", "pad_token_id": 1}
 ELECTRA = {**BERT, "model_type": "electra", "embedding_size": 16}
@@ -104,3 +119,40 @@ def test_tensors_are_named_where_rows_have_new_tokens(tmp_path: Path) -> None:
     packed = replace(packed, meta={**packed.meta, "new_tokens": [VOCABULARY - 1]})
     with pytest.raises(ModelError, match="such as planted"):
         started(source, packed, parts=False)
+
+
+@pytest.mark.parametrize("parts", [False, True])
+@pytest.mark.parametrize("task", ["multi_label", "regression"])
+@pytest.mark.parametrize(
+    ("head", "sizes"), [("AutoModel", BERT), ("RobertaForMaskedLM", ROBERTA), ("DistilBertForMaskedLM", DISTILBERT)]
+)
+def test_a_new_head_begins_with_the_means_of_trains_targets(
+    tmp_path: Path, head: str, sizes: dict[str, Any], task: str, parts: bool
+) -> None:
+    """Of labels as log-odds; whatever a row holds, what the bias gives is near them, and no other value is changed."""
+    packed = packed_targets(tmp_path / "packed", task, ["joy", "anger"])
+    source, train = published(tmp_path / "model", head, sizes), Split(packed, "train")
+    before, built = (started(source, packed, parts) for _ in range(2))
+    prepared(TrainConfig(), built, packed.meta, train)
+    changed = [name for name, value in built.parameters().items() if not torch.equal(value, before.parameters()[name])]
+    assert changed in (["classifier.bias"], ["classifier.out_proj.bias"])
+    targets = np.concatenate([train.read(at).targets for at in train.in_order(4)])
+    means = np.nanmean(targets, axis=0)
+    found = built.parameters()[changed[0]].detach()
+    assert torch.allclose(
+        found.sigmoid() if task == "multi_label" else found, torch.from_numpy(means).float(), atol=0.01
+    )
+
+
+def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
+    packed = packed_targets(tmp_path / "packed", "regression", ["joy", "anger"])
+    config = {**BERT, "id2label": {0: "joy", 1: "anger"}, "problem_type": "regression"}
+    source = published(tmp_path / "model", "AutoModelForSequenceClassification", config)
+    before, built = (started(source, packed, False) for _ in range(2))
+    prepared(TrainConfig(), built, packed.meta, Split(packed, "train"))
+    assert all(torch.equal(value, before.parameters()[name]) for name, value in built.parameters().items())
+
+
+def test_a_label_that_no_row_has_begins_with_a_finite_number() -> None:
+    first = kind_of("multi_label").first_outputs(lambda: np.array([0.0, 1.0]), 50)
+    assert np.allclose(first, [-np.log(101), np.log(101)])
