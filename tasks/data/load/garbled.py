@@ -5,8 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-GARBLED = "Ã[\u0080-\u00bf]|Â[\u00a0-\u00bf]|â€|â\u0080"
-"""What small letters with accents, signs such as £, dashes and quotation marks become."""
+NEXT = "\u0080-\u00bf€‚ƒ„…†‡ˆ‰Š‹ŒŽ‘’“”•–—˜™š›œžŸ"
+"""What the second and later bytes of a letter become: in Latin-1, then in Windows-1252."""
+GARBLED = "|".join(
+    (
+        "Ã[\u0080-\u009f\u00a1-\u00ba\u00bc-\u00bf€ƒ„…†‡ˆ‰Š‹ŒŽ–—œžŸš]",  # é, Ö; not quotes and blanks, which may follow MAÇÃ
+        "Â[\u00a0-\u00bf]",  # £
+        "â€|â\u0080",  # dashes and quotation marks
+        f"(?:[ÐÑ][{NEXT}]){{2}}",  # Cyrillic
+        f"(?:[à-ï][{NEXT}][{NEXT}]){{2}}",  # Chinese, Japanese, Korean, scripts of India
+    )
+)
 FEWEST, SHARE = 3, 0.005
 """How many rows with such signs, and which share of a split's rows, are remarked."""
 

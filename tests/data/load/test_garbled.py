@@ -11,7 +11,18 @@ from tests.data.load.rows import write
 from tests.helpers.data_stages import new_bench
 from trnflow.tasks.data.load.garbled import GarbledTexts
 
-TEXTS = ["un café déjà vu", "straße, grün", "it’s – “fine”", "£20 off", "naïve coöperation"]
+TEXTS = [
+    "un café déjà vu",
+    "straße, grün",
+    "it’s – “fine”",
+    "£20 off",
+    "ÉCOLE",
+    "ÖL",
+    "всё хорошо",
+    "日本語",
+    "한국어",
+    "हिन्दी",
+]
 
 
 def remark(texts: list[str], split: str = "train") -> str | None:
@@ -30,7 +41,22 @@ def test_texts_of_a_wrong_encoding_are_remarked(text: str, encoding: str) -> Non
 
 
 def test_texts_as_they_were_written_are_not() -> None:
-    others = ["MAÇÃ E PÃO", "« Âge »", "Â vùng", "Привет", "你好", "naïve Ã la carte", "15 € – 20 €", "â la", "😀"]
+    others = [
+        "MAÇÃ E PÃO",
+        "«MAÇÃ»",
+        "“MAÇÃ”",
+        "IRMÃ\u00a0MAIS",
+        "« Âge »",
+        "« cliché\u00a0», « voilà\u00a0! »",
+        "ESPAÑA: «AÑO…»",
+        "Â vùng",
+        "Привет",
+        "你好",
+        "naïve Ã la carte",
+        "15 € – 20 €",
+        "â la",
+        "😀",
+    ]
     assert remark([*TEXTS, *others] * 20) is None
 
 
