@@ -20,7 +20,9 @@ LABELS = (
 """Names that columns of texts and of classes usually have, the likeliest first."""
 AMOUNTS = ("score", "target", "label", "labels", "y", "rating", "value", "similarity")
 """Names of columns that are meant to be predicted also where they hold amounts."""
-ASIDE = ("lang", "language", "locale", "source", "split", "user", "author", "country", "gender", "year", "month", "url")
+ASIDE = (
+    "lang", "language", "locale", "source", "split", "fold", "user", "author", "country", "gender", "year", "month", "url",
+)  # fmt: skip
 """Names of columns that are rarely what is to be predicted."""
 PAIRS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),

@@ -262,9 +262,10 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
                     f"the split {name} is empty: all rows have the same text, and equal texts stay in one split",
                     "check data.text (`trnflow preview RECIPE` shows rows), or give more rows",
                 )
+            together = f"rows of one {config.split_by} (data.split_by)" if config.split_by else "equal texts"
             shared = ", and data.stratify: it shares out each label by itself, and one of few rows gives none"
             raise DataError(
-                f"the split {name} is empty after splitting and dropping",
+                f"the split {name} is empty after splitting and dropping; {together} stay in one split",
                 f"check data.split and data.dedupe{shared if config.stratify else ''}",
             )
     return shares, dropped._replace(rows={reason: count for reason, count in rows.items() if count})
