@@ -87,7 +87,13 @@ def test_rows_of_one_user_say_so_where_a_split_stays_empty(bench):
     rows = "".join(f"text {number},{'ab'[number % 2]},anna\n" for number in range(40))
     (bench.root / "one.csv").write_text("text,label,user\n" + rows)
     with pytest.raises(DataError, match=r"rows of one user \(data.split_by\) stay in one split"):
-        bench.rows(source=str(bench.root / "one.csv"), label="label", split={"test": 0.1}, split_by="user")
+        bench.rows(
+            source=str(bench.root / "one.csv"),
+            label="label",
+            columns={"user": "user"},
+            split={"test": 0.1},
+            split_by="user",
+        )
 
 
 def test_limit_of_label_sorted_imdb_is_a_balanced_sample_in_order(bench, shared):
