@@ -257,12 +257,18 @@ def _choose_rows(config: DataConfig, shares: SplitRows, lost: Counter[str]) -> t
     for name, some in shares.items():
         if not any(share.distinct for share in some):
             texts = {digest for some in shares.values() for share in some for digest in np.unique(share.hashes)[:2]}
+            by = config.split_by
+            together = f"rows of one {by} (data.split_by)" if by else "equal texts"
             if len(texts) == 1:
-                raise DataError(
-                    f"the split {name} is empty: all rows have the same text, and equal texts stay in one split",
-                    "check data.text (`trnflow preview RECIPE` shows rows), or give more rows",
+                check = (
+                    "name another column in data.split_by"
+                    if by
+                    else "check data.text (`trnflow preview RECIPE` shows rows)"
                 )
-            together = f"rows of one {config.split_by} (data.split_by)" if config.split_by else "equal texts"
+                raise DataError(
+                    f"the split {name} is empty: all rows have the same {by or 'text'}, and {together} stay in one split",
+                    f"{check}, or give more rows",
+                )
             shared = ", and data.stratify: it shares out each label by itself, and one of few rows gives none"
             raise DataError(
                 f"the split {name} is empty after splitting and dropping; {together} stay in one split",

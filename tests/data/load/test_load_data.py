@@ -86,7 +86,9 @@ def test_rows_of_one_text_say_so_where_a_split_stays_empty(bench):
 def test_rows_of_one_user_say_so_where_a_split_stays_empty(bench):
     rows = "".join(f"text {number},{'ab'[number % 2]},anna\n" for number in range(40))
     (bench.root / "one.csv").write_text("text,label,user\n" + rows)
-    with pytest.raises(DataError, match=r"rows of one user \(data.split_by\) stay in one split"):
+    with pytest.raises(
+        DataError, match=r"all rows have the same user, and rows of one user \(data.split_by\) stay in one split"
+    ):
         bench.rows(
             source=str(bench.root / "one.csv"),
             label="label",
