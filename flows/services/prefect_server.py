@@ -129,6 +129,8 @@ def start_server(home: Path, *, stays: bool = False) -> None:
         with contextlib.closing(_listener((PREFERRED_PORT, recorded_server(home).get("port", 0), 0))) as listener:
             write_helpers(home, f"http://{HOST}:{listener.getsockname()[1]}")
             _record(folder, _spawn(home, listener, seconds) | {"stays": stays})
+    if not stays:
+        sys.stderr.write("starting the local Prefect server: up to half a minute, once; later commands find it running\n")
 
 
 def stop_server(home: Path) -> bool:

@@ -47,12 +47,20 @@ def home(tmp_path_factory):
         "NO_PROXY": "x",
     }
     starters = [
-        subprocess.Popen([sys.executable, "-c", ENSURE, str(home)], cwd=PROJECT, env=environ, stdout=subprocess.PIPE)
+        subprocess.Popen(
+            [sys.executable, "-c", ENSURE, str(home)],
+            cwd=PROJECT,
+            env=environ,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
         for _ in range(2)
     ]
-    told = {starter.communicate()[0].decode().strip() for starter in starters}
+    told = [starter.communicate() for starter in starters]
     assert [starter.returncode for starter in starters] == [0, 0]
-    assert told == {json.loads((home / "prefect/server.json").read_text())["url"]}
+    assert {address.strip() for address, _ in told} == {json.loads((home / "prefect/server.json").read_text())["url"]}
+    assert "".join(said for _, said in told).count("starting the local Prefect server") == 1
     yield home
     server.stop_server(home)
 
