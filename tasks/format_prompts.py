@@ -205,7 +205,10 @@ def format_prompts(
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
         unread: Columns and fields of messages that nothing reads.
     """
-    recorded = keyed_params(_filled(config, model))
+    recorded, kind = keyed_params(_filled(config, model)), FORMATS[config.task]
+    labels = read_json(parts.shared / LABELS)
+    for remark in kind.remarks_on_names(labels or ()):
+        out.warn(remark)
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
     looks = FORMATS[config.task].looks_at_targets
     targets = {split: _targets(out.path / f"{split}.parquet") for split in counts if looks}
@@ -217,7 +220,7 @@ def format_prompts(
     dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")
     meta: TextsMeta = {
         "task": FORMATS[config.task].name,
-        "labels": read_json(parts.shared / LABELS),
+        "labels": labels,
         "splits": {split: tally.written for split, tally in counts.items()},
         "framed": is_framed(config, rows.meta),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
