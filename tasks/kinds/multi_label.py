@@ -169,15 +169,24 @@ class MultiLabel(TargetKind):
         seen: dict[str, None] = {}
         between = self._between(settings, train, nested)
         _refuse_bits((value_of(row, settings.target, nested, "split train") for row in train()), settings.target)
+        number, first, differ = 0, None, False
         for number, row in enumerate(train(), 1):
             where = f"split train row {number}"
-            seen |= dict.fromkeys(labels_in(value_of(row, settings.target, nested, where), between))
+            labels = labels_in(value_of(row, settings.target, nested, where), between)
+            seen |= dict.fromkeys(labels)
+            differ |= first not in (None, {*labels})
+            first = {*labels}
             if len(seen) > MOST_LABELS:
                 raise DataError(f"{where}: more than {MOST_LABELS} labels", "name a column of labels in format.target")
         if len(seen) < 2:
             raise DataError(
                 f"format.target: the rows of train have {len(seen)} labels in {settings.target}",
                 "give rows of two labels or more, or name another column",
+            )
+        if not differ and number > 1:
+            raise DataError(
+                f"format.target: all rows of train have the same labels in {settings.target}, {', '.join([*seen][:12])}",
+                "give rows of other labels, or name another column",
             )
         return sorted(seen, key=(lambda text: (int(text), text)) if all(map(str.isdecimal, seen)) else None)
 

@@ -124,6 +124,7 @@ def test_few_rows_of_long_tails_are_no_other_scale(seed: int) -> None:
             "row 2: the label 'c' in label is none of train's",
         ),
         (["a", "a"], {"task": "multi_label"}, "the rows of train have 1 labels in label"),
+        (["a,b", "b, a"], {"task": "multi_label"}, "all rows of train have the same labels in label, a, b"),
         ([1, float("nan")], {"task": "regression"}, "train row 2: label is nan, no finite number"),
         ([1, None], {"task": "regression"}, "train row 2: label is missing"),
         ([1, "good"], {"task": "regression"}, "train row 2: label is 'good', no finite number"),
