@@ -125,8 +125,7 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
 
 def _check(config: ModelConfig, model: Meta) -> None:
-    """Raise ModelError for an adapter, or sizes in config.json that no model can have, or that the weights' files here do not
-    hold."""
+    """Raise ModelError for an adapter, or for sizes that no model can have or that the weights' files here do not hold."""
     if model.get("adapter"):
         _refuse_adapter(f"model.source: {config.source}", Path((model["location"] or {}).get("folder", "")))
     fields = model.get("config") or {}

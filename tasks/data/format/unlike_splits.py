@@ -63,7 +63,7 @@ def _shares(file: Path, is_pair: bool) -> dict[str, float]:
     rows = pa.concat_tables([read_rows(file, at, ROWS if len(starts) > 1 else count, columns) for at in starts])
 
     def share(found: pa.ChunkedArray) -> float:
-        return float(pc.sum(found).as_py() or 0) / rows.num_rows
+        return float((pc.sum(found).as_py() or 0) / rows.num_rows)
 
     shares = {what: share(pc.match_substring_regex(rows.column("text"), sign)) for what, sign in SIGNS.items()}
     if is_pair:

@@ -155,10 +155,10 @@ def column_hashes(read: ReadSplit, name: str) -> Hashes:
     return np.concatenate([row_hashes([batch.column(name)]) for batch in read.every()])
 
 
-def label_ids(read: ReadSplit, labels: LabelSet, keep: Mask) -> np.ndarray[Any, np.dtype[np.int64]]:
+def label_ids(read: ReadSplit, labels: LabelSet, keep: Mask) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the label ids of the rows that `keep` (bool [rows]) picks."""
-    ids = [labels.encode(batch.column("label")).to_numpy() for batch in read.batches(keep)]
-    return np.concatenate([np.empty(0, np.int64), *ids])
+    ids = [labels.encode(batch.column("label")).to_numpy().astype(np.int32) for batch in read.batches(keep)]
+    return np.concatenate([np.empty(0, np.int32), *ids])
 
 
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:
