@@ -30,6 +30,7 @@ from trnflow.tasks.data.format.row_makers import (
 )
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
+from trnflow.tasks.data.format.unlike_splits import unlike_splits
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
 from trnflow.tasks.data.tables import label_type, read_rows, rows_of, spare_pandas, write_rows, written_name
@@ -205,19 +206,25 @@ def format_prompts(
         rows: settings, text, columns, nested; with `make` also `own`, the code that made the texts.
         unread: Columns and fields of messages that nothing reads.
     """
-    recorded = keyed_params(_filled(config, model))
+    recorded, kind = keyed_params(_filled(config, model)), FORMATS[config.task]
+    labels = read_json(parts.shared / LABELS)
+    for remark in kind.remarks_on_names(labels or ()):
+        out.warn(remark)
     counts = {split: _gathered(split, config, rows, parts, out, code) for split in in_order(rows.meta["splits"])}
-    looks = FORMATS[config.task].looks_at_targets
-    targets = {split: _targets(out.path / f"{split}.parquet") for split in counts if looks}
+    targets = {split: _targets(out.path / f"{split}.parquet") for split in counts if kind.looks_at_targets}
     for split, some in targets.items():
-        for remark in FORMATS[config.task].remarks(some, targets.get("train")):
+        for remark in kind.remarks(some, targets.get("train")):
             out.warn(f"{split}: {remark}")
-    if FORMATS[config.task].marked and "train" in counts:
+    if kind.per_row:
+        files = {split: out.path / f"{split}.parquet" for split in counts}
+        for remark in unlike_splits(files, " and ".join(rows.meta["text"]) or "the text", config.text_pair):
+            out.warn(remark)
+    if kind.marked and "train" in counts:
         refuse_alike(*(counts["train"].rows(name) for name in (DESIRABLE, UNDESIRABLE)))
     dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")
     meta: TextsMeta = {
-        "task": FORMATS[config.task].name,
-        "labels": read_json(parts.shared / LABELS),
+        "task": kind.name,
+        "labels": labels,
         "splits": {split: tally.written for split, tally in counts.items()},
         "framed": is_framed(config, rows.meta),
         "templates": [text for text in (config.prompt_template, config.response_template) if text],
@@ -229,7 +236,7 @@ def format_prompts(
         },
         "dropped": dropped,
     }
-    if head := FORMATS[config.task].head(recorded):
+    if head := kind.head(recorded):
         meta["head"] = head
     if code:
         meta["rows"]["own"] = code.identity["code"]

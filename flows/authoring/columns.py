@@ -7,7 +7,7 @@ import re
 from trnflow.flows.authoring.draft import Question, listed
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.kinds.multi_label import written_list
+from trnflow.tasks.kinds.multi_label import bare, written_list
 
 TEXTS = (
     "text", "body", "content", "review", "review_text", "review_body", "sentence", "tweet", "comment", "message",
@@ -170,8 +170,8 @@ def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bo
 
 
 def is_several(value: str, column: Column) -> bool:
-    """Return whether a value is a list of others: `4,27` where there are 4 and 27, or `['a', 'b']`."""
-    if written_list(value) is not None:
+    """Return whether a value is a list of others: `4,27` where there are 4 and 27, or `['a', 'b']`, or `[a, b]`."""
+    if written_list(value) is not None or (bare(value) != value.strip() and "," in value):
         return True
     parts = re.split(r"\s*[,;|]\s*", value.strip())
     return len(parts) > 1 and all(part in column.counts for part in parts)

@@ -31,12 +31,14 @@ class GivenModel:
         parameters: About how many.
         has_template: Whether its tokenizer has a chat template.
         tokenizer: The tokenizer's folder on this machine; None if it is elsewhere.
+        note: What else is to be said of it, or "".
     """
 
     positions: int | None
     parameters: int
     has_template: bool
     tokenizer: Path | None
+    note: str
 
     def describe(self) -> str:
         """Return a phrase such as `about 22 million parameters, 512 positions`."""
@@ -121,4 +123,5 @@ def given_model(given: Meta, resolver: Resolver) -> GivenModel | None:
         parameters=parameters_of(config),
         has_template="default" in (chat_templates(folder) if folder else {}),
         tokenizer=folder,
+        note=source.note,
     )

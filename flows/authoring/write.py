@@ -165,6 +165,7 @@ def _fit_to(draft: Draft, model: GivenModel) -> None:
     """Add to a draft what the model that the user named decides, and say where it does not know the texts."""
     draft.why["model.source"] = model.describe()
     read = [column for role, column in draft.taken if role not in ("label", "target")]
+    draft.also += [f"model: {model.note}"] * bool(model.note)
     draft.also += [strange for column in read if (strange := model.strange(column))]
     if not model.has_template and draft.settings["format"]["task"] in TALKING:
         draft.settings["format"]["chat_template"] = "sections"

@@ -133,6 +133,10 @@ class Kind:
         """Return an example (texts and `label`) as it is kept: with what the task reads of its texts."""
         return example
 
+    def remarks_on_names(self, labels: Sequence[str]) -> Iterator[str]:
+        """Yield what users should know of the names of the model's outputs."""
+        yield from ()
+
     def remarks(self, targets: Any, train: Any) -> Iterator[str]:
         """Yield what users should know of a split. targets, train (those of train, or None): float32 [rows, ...]."""
         yield from ()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import difflib
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.kind import Metric, Row
+from trnflow.tasks.kinds.label_names import alike, made_of_others
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, loss_metric, value_of
 from trnflow.tasks.system.json_numbers import loads
 
@@ -26,21 +27,35 @@ if TYPE_CHECKING:
 MOST_LABELS = 10_000
 THRESHOLD = "threshold"
 BITS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
+ZERO_OR_ONE = ("0", "1", "0.0", "1.0", "0.", "1.")
 _NO_COMMA = re.compile(r"""(['"])\s+(?=['"])""")
+_NAN = re.compile(r"(?<=[\[(,\s])nan(?=[\]),\s])")
+_BARE = re.compile(r"\[[^][]*\]|\{[^{}:]*\}", re.DOTALL)
+_NUMBERS = re.compile(r"\s*-?[\d.]+(\s+-?[\d.]+)*\s*")
 BETWEEN = (",", ";", "|")
 """What stands between the labels of a cell: the first of these that the column's cells have."""
 
 
 def written_list(text: str) -> list[Any] | None:
     """Return the list of names or numbers that a text is in Python or JSON, as pandas writes lists into CSV; else None."""
-    if not (text.strip().startswith("[") and text.strip().endswith("]")):
+    text = text.strip()
+    if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None
-    # numpy writes no commas, and Python would join the texts
-    for read, written in ((loads, text), (ast.literal_eval, _NO_COMMA.sub(r"\1, ", text))):
+    # numpy writes no commas, and Python would join the texts; pandas writes a missing one as nan
+    ways = ((loads, text), (ast.literal_eval, _NO_COMMA.sub(r"\1, ", text)), (ast.literal_eval, _NAN.sub("None", text)))
+    for read, written in ways:
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = read(written.strip())
-            return value if isinstance(value, list) and not any(isinstance(v, list | dict) for v in value) else None
-    return None
+            value = read(written)
+            is_list = isinstance(value, list | tuple) or value == {}
+            some = sorted(value, key=str) if isinstance(value, set) else [*value] if is_list else [[]]
+            return None if any(isinstance(each, list | dict | tuple) for each in some) else some
+    return text[1:-1].split() if text[0] == "[" and _NUMBERS.fullmatch(text[1:-1]) else None
+
+
+def bare(text: str) -> str:
+    """Return a text without the brackets of a list whose names have no quotes."""
+    text = text.strip()
+    return text[1:-1] if _BARE.fullmatch(text) else text
 
 
 def _counts(expected: Any, decided: Any) -> Any:
@@ -84,8 +99,34 @@ def labels_in(value: Any, between: str) -> list[str]:
     if isinstance(value, str) and (elements := written_list(value)) is not None:
         value = elements
     if isinstance(value, str):
-        return [part.strip() for part in value.split(between) if part.strip()]
-    return [str(part) for part in (value if isinstance(value, list) else [] if value is None else [value])]
+        parts = [part.strip() for part in bare(value).split(between)]
+        return [part for part in parts if part and part.lower() != "nan"]
+    parts = [str(part) for part in (value if isinstance(value, list) else [value]) if part is not None]
+    return [part for part in parts if part.strip()]
+
+
+def _refuse_bits(cells: Iterable[Any], column: str) -> None:
+    """Raise DataError if each cell of train is a list with a 0 or 1 for each label: read as names, it has the labels 0 and 1."""
+    size, first = 0, 0
+    for number, cell in enumerate(cells, 1):
+        some = written_list(cell) if isinstance(cell, str) else cell
+        if some is None:
+            continue
+        first = first or number
+        size = size or (len(some) if isinstance(some, list) else 0)
+        if (
+            size < 2
+            or not isinstance(some, list)
+            or len(some) != size
+            or any(str(bit) not in ZERO_OR_ONE for bit in some)
+        ):
+            return
+    if size:
+        raise DataError(
+            f"split train row {first}: {column} is a list of {size} numbers, each 0 or 1, as in every row; read as names of "
+            "labels, all rows have the labels 0 and 1",
+            "write the names of a row's labels, or a column of 0 and 1 for each label, and name these columns in format.target",
+        )
 
 
 def _known(value: Any, ids: Container[str]) -> list[str]:
@@ -127,15 +168,25 @@ class MultiLabel(TargetKind):
             return [*settings.labels]
         seen: dict[str, None] = {}
         between = self._between(settings, train, nested)
+        _refuse_bits((value_of(row, settings.target, nested, "split train") for row in train()), settings.target)
+        number, first, differ = 0, None, False
         for number, row in enumerate(train(), 1):
             where = f"split train row {number}"
-            seen |= dict.fromkeys(labels_in(value_of(row, settings.target, nested, where), between))
+            labels = labels_in(value_of(row, settings.target, nested, where), between)
+            seen |= dict.fromkeys(labels)
+            differ |= first not in (None, {*labels})
+            first = {*labels}
             if len(seen) > MOST_LABELS:
                 raise DataError(f"{where}: more than {MOST_LABELS} labels", "name a column of labels in format.target")
         if len(seen) < 2:
             raise DataError(
                 f"format.target: the rows of train have {len(seen)} labels in {settings.target}",
                 "give rows of two labels or more, or name another column",
+            )
+        if not differ and number > 1:
+            raise DataError(
+                f"format.target: all rows of train have the same labels in {settings.target}, {', '.join([*seen][:12])}",
+                "give rows of other labels, or name another column",
             )
         return sorted(seen, key=(lambda text: (int(text), text)) if all(map(str.isdecimal, seen)) else None)
 
@@ -146,7 +197,7 @@ class MultiLabel(TargetKind):
             for cell in cells
             if isinstance(cell, str) and written_list(cell) is None
             for sign in BETWEEN
-            if sign in cell
+            if sign in bare(cell)
         }
         return next((sign for sign in BETWEEN if sign in found), BETWEEN[0])
 
@@ -176,6 +227,10 @@ class MultiLabel(TargetKind):
             return bits
 
         return target
+
+    def remarks_on_names(self, labels: Sequence[str]) -> Iterator[str]:
+        yield from alike(labels)
+        yield from made_of_others(labels)
 
     def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
         import numpy as np

@@ -6,7 +6,7 @@ then B and I of each type, so that the number of an output says what it is: 2 t 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.entities import entities_in, found_in, grouped, of_pieces, of_row, score, scores_of, share
 from trnflow.tasks.kinds.kind import IGNORED, Metric, Row
+from trnflow.tasks.kinds.label_names import alike
 from trnflow.tasks.kinds.tagged_words import OUTSIDE, cut, inside, spans_of, tagged, tags_of, type_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, value_of
 
@@ -91,6 +92,9 @@ class TokenClassification(TargetKind):
     def fixed(self, settings: Meta, labels: list[str] | None) -> Meta:
         wanted = labels if settings.get("words") else [name[2:] for name in (labels or ())[1::2]]
         return settings if settings.get("labels") else {**settings, "labels": wanted}
+
+    def remarks_on_names(self, labels: Sequence[str]) -> Iterator[str]:
+        yield from alike([label[2:] for label in labels[1::2]])
 
     def example_of(
         self, settings: Any, labels: list[str], nested: Iterable[str], texts: Callable[[Row, str], Row] | None

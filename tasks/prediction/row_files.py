@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ class RowFile:
         count: Of rows.
         schema: Of all columns, as the file has them.
         bytes: The columns that hold bytes.
+        misspelt: {column that the model reads where there is one: a column that nothing reads of nearly that name}.
 
     Raises DataError without rows or for one that is no object, ConfigError for a file or column that is not there.
     """
@@ -49,6 +51,9 @@ class RowFile:
                 f"give rows with the columns {', '.join(columns)}",
             )
         self._columns = [*columns, *(column for column in optional if column in there)]
+        lacking, others = set(optional) - set(there), [name for name in there if name not in self._columns]
+        close = {name: difflib.get_close_matches(name, others, 1, 0.75) for name in sorted(lacking)}
+        self.misspelt = {name: near[0] for name, near in close.items() if near}
         self.count = sum(batch.num_rows for batch in self._rows.batches(columns[:1]))
         if not self.count:
             raise DataError(f"{self.name} holds no rows", "give it rows")

@@ -35,6 +35,8 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
+ADAPTER = "adapter_config.json"
+"""peft's, which names the base model that the adapter's weights are for."""
 UNUSED = "unused"
 """In a Source's location: files may hold tensors that the model does not use (`model.allow_unused_weights`)."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")
@@ -100,6 +102,8 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
     source = fill_variables(config.source, "model.source") if config.source else None
     model = _resolve("model.source", source, config.revision, resolver) if source else {}
     _check(config, model)
+    if model and model["weights"] is None:
+        model["note"] = f"{source} holds no weights (*.safetensors): the model begins from nothing"
     tokenizer = model
     if config.tokenizer:
         tokenizer = _resolve("model.tokenizer", fill_variables(config.tokenizer, "model.tokenizer"), None, resolver)
@@ -121,7 +125,9 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
 
 
 def _check(config: ModelConfig, model: Meta) -> None:
-    """Raise ModelError for sizes in config.json that no model can have, or that the weights' files here do not hold."""
+    """Raise ModelError for an adapter, or for sizes that no model can have or that the weights' files here do not hold."""
+    if model.get("adapter"):
+        _refuse_adapter(f"model.source: {config.source}", Path((model["location"] or {}).get("folder", "")))
     fields = model.get("config") or {}
     check_sizes(fields, f"model.source: config.json of {config.source}")
     folder = (model.get("location") or {}).get("folder")
@@ -182,6 +188,7 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
         "tokenizer": {"files": {name: digests[name] for name in tokenizer}} if tokenizer else None,
         "weights": {"files": {name: digests[name] for name in weights}} if weights else None,
         "generation": digests.get(GENERATION),
+        "adapter": ADAPTER in names,
         "sentence": sentence_files([*names, *_configs_below(folder, names)], lambda name: _read_config(folder / name)),
         "location": {"folder": str(folder.resolve())},
     }
@@ -194,7 +201,7 @@ def _configs_below(folder: Path, names: list[str]) -> list[str]:
 def _resolve_hub(repo: str, revision: str, resolver: Resolver) -> Meta:
     answer, note = resolver.ask_or_recall(f"hub/models/{repo}@{revision}", lambda: _ask_hub(repo, revision))
     at = {"repo": repo, "commit": answer["commit"]}
-    known = {"config": answer["config"], "sentence": answer.get("sentence")}
+    known = {"config": answer["config"], "sentence": answer.get("sentence"), "adapter": answer.get("adapter")}
     return {**known, "tokenizer": at, "weights": at, "generation": at, "location": at, "note": note}
 
 
@@ -211,9 +218,20 @@ def _ask_hub(repo: str, revision: str) -> Meta:
             # which asks again by itself
             return _read_config(Path(hf_hub_download(repo, name, revision=info.sha)))
 
-        config, sentence = read("config.json"), sentence_files(names, read)
+        config = None if ADAPTER in names and "config.json" not in names else read("config.json")
+        sentence = sentence_files(names, read)
     _refuse_pickles(repo, names)
-    return {"commit": info.sha, "config": config, "sentence": sentence}
+    return {"commit": info.sha, "config": config, "sentence": sentence, "adapter": ADAPTER in names}
+
+
+def _refuse_adapter(place: str, folder: Path) -> None:
+    """Raise ModelError for a model with an adapter of peft, which training here would leave out."""
+    above = folder.parent if folder.is_absolute() and any(folder.parent.glob("*.safetensors")) else None
+    merge = "merge it with its base model once, with peft: `merge_and_unload()`, then `save_pretrained(folder)`"
+    raise ModelError(
+        f"{place} holds an adapter ({ADAPTER}), which training here does not read",
+        f"give {above}, whose weights have it, or {merge}" if above else merge,
+    )
 
 
 def _refuse_pickles(place: str, names: list[str]) -> None:

@@ -26,7 +26,7 @@ from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
 from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts
 from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.learning_rate import check_learning_rates
-from trnflow.tasks.training.selection import Chosen, check_selection
+from trnflow.tasks.training.selection import Chosen, check_selection, without_effect
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
 from trnflow.tasks.training.world import World
 
@@ -104,6 +104,8 @@ def _prepare(
     check_selection(config, packed.meta)
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
+    for text in without_effect(config, schedule.steps_per_epoch):
+        out.warn(text)
     dtype = loaded_dtype(config, packed.meta["task"])
     built = build_started(model, packed, seed=config.seed, dtype=dtype, parts=reads_parts(config))
     built = prepared(config, built, packed.meta, train)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -111,6 +111,23 @@ class Best:
     def exhausted(self, config: TrainConfig) -> bool:
         """Return whether `early_stopping_patience` evaluations in a row were no new best."""
         return config.early_stopping_patience is not None and self.stale >= config.early_stopping_patience
+
+
+def without_effect(config: TrainConfig, steps_per_epoch: int) -> Iterator[str]:
+    """Yield what settings of evaluation do not do in a training of so few updates."""
+    total = config.updates(steps_per_epoch)
+    intervals = [config.eval_every or total, steps_per_epoch if config.eval_every_epoch else total]
+    times = len({step for every in intervals for step in range(every, total, every)}) + 1
+    evaluates = (
+        f"this training of {total:,} updates evaluates {'once, after the last' if times == 1 else f'{times:,} times'}"
+    )
+    if config.early_stopping_patience is not None and times < config.early_stopping_patience + 2:
+        patience = f"train.early_stopping_patience={config.early_stopping_patience}"
+        yield f"{patience} can't stop training early: {evaluates}; set it lower, or evaluate more often (train.eval_every)"
+    elif config.keeps_best and times == 1:
+        yield f"train.keep_best has nothing to choose: {evaluates}; evaluate more often (train.eval_every)"
+    elif config.eval_every is not None and config.eval_every >= total:
+        yield f"train.eval_every={config.eval_every} does nothing: {evaluates}; set it lower"
 
 
 def check_selection(config: TrainConfig, packed: PackedMeta) -> None:

@@ -124,6 +124,34 @@ def converged(draw: np.random.Generator, total: int = 100, pace: float = 8.0, no
     return [*np.maximum(0.2 + 1.8 * fall + noise * draw.standard_normal(total), 0.01)]
 
 
+@pytest.mark.parametrize(
+    ("training", "helps"),
+    [
+        ({}, "may help (train.epochs and train.learning_rate; `auto` chooses both)"),
+        (trained(curves([2.0] * 100)), "may help (train.epochs and train.learning_rate; `auto` chooses both)"),
+        (trained(curves([2.0] * 400)), "may help (train.epochs and train.learning_rate)"),
+        (trained(curves([*np.linspace(2, 1, 400)])), "may help (train.epochs and train.learning_rate)"),
+        (
+            trained(curves([*np.linspace(2, 1, 100)]), settings={"epochs": 20, "max_steps": None}),
+            "may help (train.epochs and train.learning_rate)",
+        ),
+        (
+            trained(curves(converged(np.random.default_rng(0), 400))),
+            "its loss no longer falls: more rows of train or another model (model.source) may help",
+        ),
+    ],
+)
+def test_what_helps_a_model_that_is_worse(training: Meta, helps: str) -> None:
+    """`auto` is proposed where it would train for longer alone, and training where the loss still falls."""
+    expected = np.arange(400) % 2
+    for share, why in ((0.6, "the model is worse than"), (0.9, "do not show that the model is better")):
+        predicted = np.where(np.arange(400) < 400 * share, expected, 1 - expected)
+        baseline = np.where(np.arange(400) < 360, expected, 1 - expected)
+        lines = verdict(facts_of(expected, predicted, np.full(400, share), baseline, training=training))
+        (line,) = [line for line in lines if why in line]
+        assert helps in line
+
+
 class Made:
     """A made evaluation. truth: the causes that are so; clear: those that must be said, if nothing else is in the way."""
 

@@ -39,13 +39,38 @@ def test_labels_are_lists_or_texts_with_commas() -> None:
         ["['a', 'b']", "['c']", "[]"],
         ['["a", "b"]', '["c"]', "[]"],
         ["['a' 'b']", "['c']", "[]"],
+        ["[a, b]", "[c]", "[]"],
+        ["{a,b}", "{c}", "{}"],
+        ["{'a', 'b'}", "('c',)", "()"],
+        ["['a', 'b', nan]", "['c', None]", "nan"],
         ["a;b", "c", ""],
         ["a | b", "c", None],
     ],
 )
 def test_a_cell_of_several_labels_is_read_as_csv_files_have_it(cells: list[Any]) -> None:
-    """pandas writes lists into CSV as Python's texts, numpy without commas; films' genres have `|` between them."""
+    """pandas writes lists into CSV as Python's texts, numpy without commas, Spark without quotes, PostgreSQL in braces; films'
+    genres have `|` between them."""
     assert targets(cells, task="multi_label") == (["a", "b", "c"], [[1, 1, 0], [0, 0, 1], [0, 0, 0]])
+
+
+def test_numbers_of_labels_are_read_as_numpy_writes_them() -> None:
+    wanted = (["1", "2", "10"], [[1, 1, 0], [0, 0, 1], [0, 0, 0]])
+    assert targets(["[1 2]", "[10]", "[]"], task="multi_label") == wanted
+    assert targets(["[ 1\n  2]", "[10]", "[]"], task="multi_label") == wanted
+
+
+def test_no_value_of_a_list_is_a_label() -> None:
+    lists = [{"tags": json.dumps(value)} for value in (["a", None], ["b", "", " "], [None])]
+    assert targets(lists, task="multi_label", target="tags") == (["a", "b"], [[1, 0], [0, 1], [0, 0]])
+
+
+@pytest.mark.parametrize("write", [json.dumps, str, lambda bits: f"[{' '.join(map(str, bits))}]"])
+@pytest.mark.parametrize("bits", [[[0, 1, 0], [1, 1, 0]], [[0.0, 1.0, 0.0], [1.0, 1.0, 0.0]]])
+def test_a_list_of_0_and_1_for_all_labels_is_no_list_of_labels(bits: list[list[float]], write: Any) -> None:
+    with pytest.raises(DataError, match=r"train row 1: .* is a list of 3 numbers, each 0 or 1"):
+        targets([*map(write, bits)], task="multi_label")
+    named = targets(["[0]", "[0, 1]", "[1]"], task="multi_label")
+    assert named == (["0", "1"], [[1, 0], [1, 1], [0, 1]]), "two labels of these names"
 
 
 def test_labels_may_hold_what_stands_between_other_labels() -> None:
@@ -99,6 +124,7 @@ def test_few_rows_of_long_tails_are_no_other_scale(seed: int) -> None:
             "row 2: the label 'c' in label is none of train's",
         ),
         (["a", "a"], {"task": "multi_label"}, "the rows of train have 1 labels in label"),
+        (["a,b", "b, a"], {"task": "multi_label"}, "all rows of train have the same labels in label, a, b"),
         ([1, float("nan")], {"task": "regression"}, "train row 2: label is nan, no finite number"),
         ([1, None], {"task": "regression"}, "train row 2: label is missing"),
         ([1, "good"], {"task": "regression"}, "train row 2: label is 'good', no finite number"),

@@ -259,6 +259,15 @@ def test_columns_of_bytes_are_known_inside_lists_and_objects_too(tmp_path: Path)
     assert RowFile(tmp_path / "rows.parquet", ["text"], []).bytes == ["photo", "photos", "page"]
 
 
+def test_a_misspelt_column_that_rows_may_lack_is_found(tmp_path: Path) -> None:
+    for column, found in (("contxt", "contxt"), ("Context", "Context"), ("id", None), ("text", None)):
+        (tmp_path / "rows.jsonl").write_text(json.dumps({"instruction": "why?", column: "so"}))
+        file = RowFile(tmp_path / "rows.jsonl", ["instruction"], ["context", "tools"])
+        assert file.misspelt == ({"context": found} if found else {})
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"instruction": "why?", "context": "", "contexts": []}))
+    assert RowFile(tmp_path / "rows.jsonl", ["instruction"], ["context"]).misspelt == {}
+
+
 def test_a_prompt_is_cut_where_a_model_names_no_positions(
     tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

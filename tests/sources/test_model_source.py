@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,34 @@ def test_pickled_weights_are_refused_and_a_missing_folder_is_named(folder: Path,
         resolve(tmp_path, source="./nowhere")
 
 
+def test_an_adapter_of_peft_is_no_model(folder: Path, tmp_path: Path) -> None:
+    """A folder of peft's save_pretrained holds what LoRA trained alone; beside whole weights it would be left out."""
+    adapter = tmp_path / "adapter"
+    adapter.mkdir()
+    for name in ("adapter_config.json", "tokenizer.json"):
+        (adapter / name).write_text("{}")
+    (adapter / "adapter_model.safetensors").write_bytes(safetensors_header([]))
+    said = "holds an adapter (adapter_config.json), which training here does not read. Fix: "
+    with pytest.raises(ModelError, match=re.escape(f"{said}merge it with its base model once")):
+        resolve(tmp_path, source=str(adapter))
+    assert tokenizer_folder(resolve(tmp_path, source=str(folder), tokenizer=str(adapter))) == adapter
+    shutil.copytree(adapter, folder / "adapter")
+    with pytest.raises(ModelError, match=re.escape(f"{said}give {folder}, whose weights have it, or merge")):
+        resolve(tmp_path, source=str(folder / "adapter"))
+    assert model_folder(resolve(tmp_path, source=str(folder))) == folder, "as `trnflow get` writes a model of LoRA"
+    shutil.copy(adapter / "adapter_config.json", folder)
+    with pytest.raises(ModelError, match=re.escape(f"{folder} {said}")):
+        resolve(tmp_path, source=str(folder))
+
+
+def test_a_folder_without_weights_is_remarked(folder: Path, tmp_path: Path) -> None:
+    assert resolve(tmp_path, source=str(folder)).note == ""
+    (folder / "model.safetensors").unlink()
+    told = f"{folder} holds no weights (*.safetensors): the model begins from nothing"
+    assert resolve(tmp_path, source=str(folder)).note == told
+    assert resolve(tmp_path, config={"model_type": "bert"}).note == ""
+
+
 PROGRAM = """
 import json, sys
 from pathlib import Path
@@ -152,6 +181,12 @@ try:
 except ModelError as error:
     print(json.dumps(error.to_json()))
 """
+
+
+def test_an_adapter_on_the_hub_is_refused(tmp_path: Path) -> None:
+    with serve({"adapter_config.json": b"{}", "adapter_model.safetensors": b""}, "models") as address:
+        refused = run_program(PICKLED, address, tmp_path / "hf", str(tmp_path / "home"))
+    assert "me/set holds an adapter (adapter_config.json)" in refused["message"]
 
 
 def test_pickled_weights_on_the_hub_are_refused_before_they_are_downloaded(folder: Path, tmp_path: Path) -> None:

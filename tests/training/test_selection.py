@@ -18,7 +18,7 @@ from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.loop import TrainingState
-from trnflow.tasks.training.selection import Best, Chosen, check_selection, validated
+from trnflow.tasks.training.selection import Best, Chosen, check_selection, validated, without_effect
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
 
@@ -58,6 +58,33 @@ def test_patience_counts_evaluations_in_a_row() -> None:
     )
     stopped = walk(config, [3.0, 2.0, 1.95, 2.5, 0.1])
     assert (stopped.step, stopped.stale) == (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark"),
+    [
+        ({"eval_every": 60}, "train.eval_every=60 does nothing: this training of 60 updates evaluates 3 times"),
+        (
+            {"keep_best": True, "eval_every_epoch": False, "eval_every": 500},
+            "train.keep_best has nothing to choose: this training of 60 updates evaluates once, after the last",
+        ),
+        ({"keep_best": True, "max_steps": 20}, "train.keep_best has nothing to choose: this training of 20 updates"),
+        (
+            {"early_stopping_patience": 2},
+            "train.early_stopping_patience=2 can't stop training early: this training of 60 updates evaluates 3 times",
+        ),
+        ({"early_stopping_patience": 1}, ""),
+        ({"early_stopping_patience": 2, "eval_every": 15}, ""),
+        ({"keep_best": True, "eval_every": 50, "eval_every_epoch": False}, ""),
+        ({"keep_best": True, "max_steps": 21}, ""),
+        ({"max_steps": 5}, ""),
+        ({"eval_every": 59}, ""),
+        ({}, ""),
+    ],
+)
+def test_evaluations_that_never_come_are_remarked(fields: dict, remark: str) -> None:
+    said = [*without_effect(TrainConfig(epochs=3, **fields), 20)]
+    assert [text.startswith(remark) for text in said] == [True] * bool(remark)
 
 
 def test_a_metric_reads_each_row_once_and_none_that_only_fills_a_batch(tmp_path: Path) -> None:

@@ -155,11 +155,12 @@ def test_native_learns_and_reports(tmp_path) -> None:
 def test_each_step_drops_other_elements(tmp_path) -> None:
     """Of one row, whose weights hardly move, the loss changes with what is dropped alone."""
     packed = packed_classes(tmp_path / "packed", rows=1, lengths=(8,), validation=2)
-    config = TrainConfig(engine="native", global_batch=1, max_steps=4, learning_rate=1e-9, log_every=1)
+    config = TrainConfig(engine="native", global_batch=1, max_steps=4, learning_rate=1e-9, log_every=1, eval_every=9)
     for name, model, different in (("drops", BERT, 4), ("dry", {**BERT, **DRY}, 1)):
         found = run_stage(traced_and_trained, config, tmp_path / name, model=scratch(**model), packed=packed)
         losses = found.curve("loss")
         assert len(losses) == 4 and len({round(loss, 4) for loss in losses.values()}) == different
+        assert [text for text in found.said("warn") if "train.eval_every=9 does nothing" in text]
 
 
 def check_curves(found: Result) -> None:

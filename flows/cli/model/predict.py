@@ -130,6 +130,8 @@ def _given(options: Namespace, model: Model) -> Given:
         texts = [(f"text {number}", model.shape.of_text(text)) for number, text in enumerate(options.texts, 1)]
         return Given(texts, len(texts), None, {})
     file = RowFile(options.file, model.shape.columns, model.shape.optional)
+    for name, near in file.misspelt.items():
+        say(f"note: {file.name} has no column {name}, which the model reads where there is one: is {near} it?")
     chosen = None if options.columns is None else _columns_in(options.columns, file.schema.names)
     if chosen and (of_bytes := [name for name in chosen if name in file.bytes]):
         raise ConfigError(f"the column {of_bytes[0]} holds bytes, which no prediction carries", "leave it out")

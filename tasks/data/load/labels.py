@@ -7,7 +7,6 @@ declared class names, else a column `<label>_name`, else train's labels, sorted.
 from __future__ import annotations
 
 import re
-import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from trnflow.tasks.data.load.column_types import to_type
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.label_names import comparable
 
 MOST_LABELS = 10_000
 LARGEST = 2.0**63
@@ -27,7 +27,6 @@ NUMBERED_CLASSES = 20
 _RULE = re.compile(r"\s*(.+?)\s*(>=|<=|==|!=|>|<)\s*(.+?)\s*")
 _OPPOSITE = {">=": "<", "<": ">=", "<=": ">", ">": "<=", "==": "!=", "!=": "=="}
 _COMPARE = {">=": "greater_equal", "<": "less", "<=": "less_equal", ">": "greater", "==": "equal", "!=": "not_equal"}
-_ZEROS = re.compile(r"^\+?0*(?=\d)")
 _INTEGER = re.compile(r"-?\d+")
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+")
 NO_CLASSES = (
@@ -203,11 +202,6 @@ class LabelSet:
         """{label as in the data: the class of the same number that it counts as}."""
         pairs = {text: self.names[i] for text, i in self.ids.items()}
         return {text: name for text, name in pairs.items() if text != name and _whole(text) == _whole(name)}
-
-
-def comparable(label: str) -> str:
-    """Return a label without what the eye may overlook: capitals, blanks, Unicode form, zeros or + in front."""
-    return _ZEROS.sub("", " ".join(unicodedata.normalize("NFKC", label).casefold().split()))
 
 
 def _whole(label: str) -> str:

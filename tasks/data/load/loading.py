@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import unicodedata
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,7 +13,7 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.data.load.asides import kept_aside
 from trnflow.tasks.data.load.columns import Columns, choose_columns, renumbered_classes
 from trnflow.tasks.data.load.config import NO_TEST_SPLIT, DataConfig, SourceConfig, errors_name_source
-from trnflow.tasks.data.load.labels import LabelSet, common_names, comparable, label_set
+from trnflow.tasks.data.load.labels import LabelSet, common_names, label_set
 from trnflow.tasks.data.load.readers import RowReader, open_file
 from trnflow.tasks.data.load.scratch_file import ReadSplit, hashed_columns, nested_columns, read_split, tell_remarks
 from trnflow.tasks.data.load.selection import Hashes, row_hashes
@@ -35,6 +32,7 @@ from trnflow.tasks.data.load.split_rows import (
 from trnflow.tasks.data.load.streams import MB, max_cell_mb
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import stamp
+from trnflow.tasks.kinds.label_names import alike
 from trnflow.tasks.sources.data_files import max_growth
 from trnflow.tasks.sources.split_files import SPLITS
 from trnflow.tasks.stage import Workdir
@@ -46,14 +44,6 @@ LONG_ROW = 100_000
 """Bytes from which on the longest row is named."""
 FEW_LABELS = 6
 """Labels whose counts are printed: all, or of more those with the most rows."""
-UNLIKE: dict[str, Callable[[str], str]] = {
-    "surrounding blanks": str.strip,
-    "blanks between words": lambda name: re.sub(r"\s+", " ", name),
-    "capitals": str.casefold,
-    "Unicode form": lambda name: unicodedata.normalize("NFKC", name),
-    "zeros or + in front": lambda name: re.sub(r"^\s*\+?0*(?=\d)", "", name),
-}
-"""In what names of labels may differ that look alike, and what makes them equal."""
 MOST_SHOWN = 20
 """Labels that are equal numbers, of which so many are printed."""
 
@@ -303,7 +293,7 @@ def _report_rows(config: DataConfig, shares: SplitRows, dropped: Dropped, out: W
 
 
 def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Workdir) -> None:
-    """Print the label counts of train, and warn of labels that are `comparable`."""
+    """Print the label counts of train, and warn of labels that look alike."""
     rows_of, total = counts["train"], sum(counts["train"].values())
     shown = [*rows_of] if len(rows_of) <= FEW_LABELS else sorted(rows_of, key=lambda name: -rows_of[name])[:FEW_LABELS]
     some = ", ".join(f"{name} {rows_of[name]:,} ({rows_of[name] / total:.1%})" for name in shown)
@@ -313,30 +303,8 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
         some = f"each {rows_of[least]:,}" if is_even else f"most rows: {some}; fewest: {least} {rows_of[least]:,}"
         some = f"{len(rows_of):,}; {some}"
     out.info(f"labels of train: {some}")
-    alike: dict[str, list[str]] = {}
-    for name in names:
-        alike.setdefault(comparable(name), []).append(name)
-    for same in alike.values():
-        if len(same) > 1:
-            what = _difference(same)
-            listed = " and ".join(f"{name!r}{'' if what == 'capitals' else _hidden(name)}" for name in same)
-            out.warn(f"labels that differ by {what} alone count as {len(same)}: {listed}")
-
-
-def _difference(names: list[str]) -> str:
-    """Return by what labels differ that are `comparable`: what is left when all else is made equal."""
-    kinds = []
-    for what in UNLIKE:
-        alike = names
-        for equal in (equal for other, equal in UNLIKE.items() if other != what):
-            alike = [*map(equal, alike)]
-        kinds += [what] * (len({*alike}) > 1)
-    return " and ".join(kinds) or "kinds of blanks"
-
-
-def _hidden(name: str) -> str:
-    """Return the code points of a name that has combining or other invisible characters, else ""."""
-    return "" if name.isascii() else f" ({' '.join(f'U+{ord(letter):04X}' for letter in name if letter > chr(127))})"
+    for remark in alike(names):
+        out.warn(remark)
 
 
 def _report_equal_numbers(labels: LabelSet, out: Workdir) -> None:

@@ -155,14 +155,10 @@ def column_hashes(read: ReadSplit, name: str) -> Hashes:
     return np.concatenate([row_hashes([batch.column(name)]) for batch in read.every()])
 
 
-def label_ids(read: ReadSplit, labels: LabelSet) -> np.ndarray[Any, np.dtype[np.int32]]:
-    """Return the label ids of a split's rows, int32 [rows]."""
-    ids = np.empty(len(read.hashes), dtype=np.int32)
-    before = 0
-    for batch in read.every():
-        ids[before : before + batch.num_rows] = labels.encode(batch.column("label")).to_numpy()
-        before += batch.num_rows
-    return ids
+def label_ids(read: ReadSplit, labels: LabelSet, keep: Mask) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """Return the label ids of the rows that `keep` (bool [rows]) picks."""
+    ids = [labels.encode(batch.column("label")).to_numpy().astype(np.int32) for batch in read.batches(keep)]
+    return np.concatenate([np.empty(0, np.int32), *ids])
 
 
 def kept_rows(read: ReadSplit, keep: Mask, labels: LabelSet | None, schema: pa.Schema) -> Iterator[pa.Table]:

@@ -102,7 +102,9 @@ def source_splits(
     train = read["train"]
     fractions = {name: share for name, share in split.items() if name not in read}
     if stratify and fractions and labels:
-        masks = stratified_splits(train.hashes, label_ids(train, labels), fractions, seed)
+        masks = stratified_splits(
+            train.hashes, label_ids(train, labels, np.ones(len(train.hashes), dtype=bool)), fractions, seed
+        )
     else:
         masks = made_splits(column_hashes(train, by) if by and fractions else train.hashes, fractions, seed)
     splits = {name: SourceRows(source, train, labels, mask) for name, mask in masks.items()}
@@ -151,12 +153,17 @@ def deduplicated(shares: SplitRows, *, drop: bool) -> tuple[SplitRows, Dropped]:
 
 def _contradictory(shares: list[SourceRows], hashes: Hashes) -> int:
     """Return the number of texts that stand with several labels. hashes: of the rows of all shares."""
-    ids = [label_ids(share.read, share.labels)[share.mask] for share in shares if share.labels]
-    if not ids:
+    if not any(share.labels for share in shares):
         return 0
     ordered = np.sort(hashes)
-    again = np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])  # few rows: the next line is slow
-    pairs = np.unique(np.stack([hashes[again].view(np.int64), np.concatenate(ids)[again]], axis=1), axis=0)
+    again = np.isin(hashes, ordered[1:][ordered[1:] == ordered[:-1]])  # few rows are read once more
+    parts = np.split(again, np.cumsum([share.distinct for share in shares])[:-1])
+    ids = [
+        label_ids(share.read, share.labels, narrowed(share.mask, part))
+        for share, part in zip(shares, parts, strict=True)
+        if share.labels
+    ]
+    pairs = np.unique(np.stack([hashes[again].view(np.int64), np.concatenate(ids)], axis=1), axis=0)
     return int((np.unique(pairs[:, 0], return_counts=True)[1] > 1).sum())
 
 

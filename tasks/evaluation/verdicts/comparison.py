@@ -22,8 +22,6 @@ BETTER = 0.05
 """A model is called no better where chance makes one that is no better look as good with a higher probability."""
 PERMUTATIONS = 2000
 
-MORE_TRAINING = "more updates or a higher rate may help (train.epochs and train.learning_rate; `auto` chooses both)"
-
 
 class Compared(NamedTuple):
     """A baseline's metric beside the model's. worse, better: how likely chance alone is to put the model as far below, or
@@ -98,19 +96,19 @@ def _parts(score: Score, columns: Any) -> Any:
     return np.stack([np.asarray(part, np.float64) for part in score.ratio(columns)], axis=1)
 
 
-def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
+def worse_than_a_baseline(beside: Sequence[Compared], advice: str) -> str | None:
     worse = [each for each in beside if each.worse <= WORSE]
-    return f"the model is worse than {_figures(worse)}: {MORE_TRAINING}" if worse else None
+    return f"the model is worse than {_figures(worse)}: {advice}" if worse else None
 
 
-def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str | None:
+def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: str) -> str | None:
     """Say that the rows do not show a model to be better; without a baseline than the most frequent class."""
     # nothing is better than all right
     same = [each for each in beside if each.better > BETTER and (each.metric, each.model) != (accuracy.name, 1)]
     if same:
         return (
             f"{facts.count:,} rows of {facts.split} do not show that the model is better than {_figures(same)}: "
-            f"{MORE_TRAINING}, or more rows to evaluate on (data.split)"
+            f"{advice}, or more rows to evaluate on (data.split)"
         )
     majority = facts.report.get("majority")
     value = facts.report["metrics"].get(accuracy.name)
@@ -118,7 +116,7 @@ def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared]) -> str |
         return None
     return (
         f"the model is no better than always saying the most frequent class (accuracy {figure(value)} and "
-        f"{figure(majority[accuracy.name])}): {MORE_TRAINING}"
+        f"{figure(majority[accuracy.name])}): {advice}"
     )
 
 

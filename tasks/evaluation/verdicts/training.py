@@ -21,6 +21,11 @@ RISEN = 1.2
 POINTS = 4
 """Evaluations, at least, that are read instead of training's loss, which falls when rows are learnt by heart, too."""
 
+LEARNT = 0.9
+"""The share of its first value that training's loss has in the end, at most, where a model has learnt."""
+UPDATES, PASSES = 200, 20
+"""`train.epochs: auto` makes as many updates, at least, but no more passes (`trnflow.tasks.training.automatic`)."""
+
 
 class Risen(NamedTuple):
     """A loss of validation that rose. step: of its lowest value; last: that of the weights that are the result."""
@@ -57,6 +62,24 @@ def still_falling(facts: Facts) -> str | None:
         f"{what} was still falling when training ended ({figure(start)} at first, {figure(middle)} half way, {figure(end)} "
         "in the end): more train.epochs or a higher train.learning_rate help"
     )
+
+
+def advice(facts: Facts) -> str:
+    """Return what may make the model better: more training, or where that has done what it can, more rows or another model."""
+    losses, epochs = (
+        [row["loss"] for row in facts.curves if "loss" in row],
+        facts.training.get("settings", {}).get("epochs"),
+    )
+    shares = _shares(facts.curves, "loss")
+    has_learnt = bool(losses) and _near(shares, losses, 1.0) <= LEARNT * _near(shares, losses, 0.0)
+    if has_learnt and still_falling(facts) is None:
+        return (
+            "its loss no longer falls: more rows of train or another model (model.source) may help, `trnflow sweep --within 30m` "
+            "tries other rates"
+        )
+    is_short = facts.kind.per_row and _last_step(facts) < UPDATES and (epochs is None or epochs < PASSES)
+    by_itself = "; `auto` chooses both" if is_short else ""
+    return f"more updates or a higher rate may help (train.epochs and train.learning_rate{by_itself})"
 
 
 def _last_step(facts: Facts) -> int:

@@ -17,7 +17,7 @@ from trnflow.tasks.evaluation.verdicts.facts import Facts
 from trnflow.tasks.evaluation.verdicts.headline import few_rows, headline
 from trnflow.tasks.evaluation.verdicts.rows import cut_rows, left_out_rows, rows_in_train
 from trnflow.tasks.evaluation.verdicts.script import unknown_script
-from trnflow.tasks.evaluation.verdicts.training import from_nothing, over_trained, still_falling
+from trnflow.tasks.evaluation.verdicts.training import advice, from_nothing, over_trained, still_falling
 
 MOST = 4
 """Lines, the first one included."""
@@ -32,7 +32,8 @@ def verdict(facts: Facts) -> list[str]:
 
 def _causes(facts: Facts, beside: list[Compared]) -> Iterator[str | None]:
     """Yield causes, that which explains most first."""
-    worse = worse_than_a_baseline(facts, beside)
+    helps = advice(facts)
+    worse = worse_than_a_baseline(beside, helps)
     yield labels_that_differ(facts)
     yield one_class(facts)
     yield unknown_script(facts)
@@ -44,7 +45,7 @@ def _causes(facts: Facts, beside: list[Compared]) -> Iterator[str | None]:
     yield over_trained(facts)
     yield rows_in_train(facts)
     yield from_nothing(facts, beside)
-    same = None if worse else no_better_than_a_baseline(facts, beside)
+    same = None if worse else no_better_than_a_baseline(facts, beside, helps)
     yield same
     yield left_out_rows(facts)
     yield confidence(facts)

@@ -1,0 +1,55 @@
+"""Names of several labels a row that look alike, or are made of others: remarked, and of no real set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.data.load.rows import write
+from tests.helpers.data_stages import new_bench
+from trnflow.tasks.kinds.label_names import alike, made_of_others
+
+
+def told(root: Path, labels: list[Any], kind: str = "csv", **format: Any) -> list[str]:
+    bench = new_bench(root)
+    file = write(root / f"data/train.{kind}", {"text": [f"text {n}" for n in range(len(labels))], "tags": labels})
+    rows = bench.rows(source=str(file.parent), columns={"text": "text", "tags": "tags"}, text="text")
+    bench.texts(rows, target="tags", **format)
+    return bench.warnings()
+
+
+@pytest.mark.parametrize(
+    ("labels", "kind"),
+    [(["joy,love", "Joy", "love"], "csv"), ([["joy", "love"], ["Joy"], ["love"]], "jsonl")],
+)
+def test_several_labels_of_a_row_that_look_alike(tmp_path: Path, labels: list[Any], kind: str) -> None:
+    (remark,) = told(tmp_path, labels, kind, task="multi_label")
+    assert remark == "labels that differ by capitals alone count as 2: 'Joy' and 'joy'"
+
+
+def test_few_of_many_are_shown() -> None:
+    remarks = [*alike([f"{name}{number}" for number in range(30) for name in ("Joy", "joy")])]
+    assert len(remarks) == 6 and remarks[-1] == "labels that look alike: 25 more, such as 'Joy29' and 'joy29'"
+
+
+def test_types_of_tagged_words_that_look_alike(tmp_path: Path) -> None:
+    spans = [[{"start": 0, "end": 4, "label": name}] for name in ("Person", "person ")]
+    (remark,) = told(tmp_path, spans, "jsonl", task="token_classification", words=None)
+    assert remark == "labels that differ by surrounding blanks and capitals alone count as 2: 'Person' and 'person '"
+
+
+def test_labels_that_another_sign_keeps_apart(tmp_path: Path) -> None:
+    (remark,) = told(tmp_path, ["joy love", "joy", "love anger", "anger joy", "love", "anger"], task="multi_label")
+    assert remark.startswith(
+        "3 of 6 labels are made of others, such as 'anger joy': are these several labels of a row?"
+    )
+
+
+def test_sound_names_are_not_remarked(shared: Path) -> None:
+    emotions = (shared / "data/goemotions/labels.txt").read_text().split()
+    genres = ["action", "science", "fiction", "science fiction", "family", "drama", "romance", "comedy", "crime", "war"]
+    arxiv = ["cs.AI", "cs.CL", "stat.ML", "math.ST", "cs.LG", "q-bio.QM", "cs", "stat", "math", "1", "10", "01x"]
+    for names in (emotions, genres, arxiv):
+        assert [*alike(names), *made_of_others(names)] == []
