@@ -145,3 +145,9 @@ def test_numbers_of_two_models_are_the_same_to_a_thousandth() -> None:
         torch.tensor([[1.0005, 0.0], [1.0, 0.0], [2001.0, 0.0]]),
     )
     assert FORMATS["regression"].agree(first, second).tolist() == [True, False, True]
+
+
+def test_the_task_s_own_metrics_may_promote_and_those_at_half_may_not() -> None:
+    metrics = FORMATS["multi_label"].metrics
+    assert [one.name for one in metrics if one.may_promote] == ["f1_micro", "f1_macro", "accuracy", "loss"]
+    assert [one.name for one in metrics if one.is_default] == ["f1_micro"]

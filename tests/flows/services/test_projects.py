@@ -11,11 +11,12 @@ from typing import Any
 import pytest
 import yaml
 
-from trnflow.flows.services.automations import _did_not_run, _pauses
+from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
 from trnflow.flows.services.crashed_runs import CrashedRun
-from trnflow.flows.services.notification import VARIABLE, Block, take_setting
+from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
 from trnflow.flows.services.recovery import _is_unfinished
+from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -108,3 +109,27 @@ def test_the_address_of_a_webhook_is_a_secret_and_so_is_its_path(monkeypatch: py
     for said in (f"POST {address} failed", "no answer to POST /services/T0ken-of-test-projects"):
         assert "T0ken-of-test-projects" not in scrub(said)
     assert take_setting() is None, "the processes that are started do not see it"
+
+
+@pytest.mark.parametrize(("kind", "action"), [("webhook", "call-webhook"), ("slack-webhook", "send-notification")])
+def test_each_kind_of_block_is_told_in_its_way_of_retrains_and_of_those_that_are_missed(kind: str, action: str) -> None:
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    daily = SimpleNamespace(schedule=IntervalSchedule(interval=timedelta(days=1)), active=True, parameters={})
+    retrain: Any = SimpleNamespace(id=uuid.uuid4(), parameters={"recipe": "mine"}, paused=False, schedules=[daily])
+    made: Any = [*_wanted(retrain, {("mine",): "Mine"}, Block(uuid.uuid4(), kind, "team"), "trnflow")]  # type: ignore[dict-item]
+    assert {each.name: each.actions[0].type for each in made} == {
+        "trnflow: data changed": "run-deployment", "trnflow: retrained": action, "trnflow: Mine did not run": action,
+    }  # fmt: skip
+
+
+def test_a_block_that_sends_no_notifications_is_refused() -> None:
+    def asked(kind: str, *capabilities: str) -> None:
+        block = SimpleNamespace(id=uuid.uuid4(), block_schema=SimpleNamespace(capabilities=capabilities))
+        client: Any = SimpleNamespace(read_block_document_by_name=lambda name, kind, include_secrets: block)
+        check_block(client, f"{kind}/team")
+
+    asked("webhook")
+    asked("slack-webhook", "notify")
+    with pytest.raises(ConfigError, match="the block s3-bucket/team sends no notifications"):
+        asked("s3-bucket", "get-directory")
