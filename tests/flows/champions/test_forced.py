@@ -15,12 +15,12 @@ from trnflow.flows.champions.contenders import Contender
 from trnflow.flows.champions.forced import FLOW_RUN, force_by_hand
 from trnflow.flows.champions.frozen_rows import Frozen
 from trnflow.flows.champions.promote import Round, _Judging, _Verdict
-from trnflow.flows.champions.scoring import Scored
+from trnflow.flows.champions.scoring import Scored, check_whole
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.runner.context import context_of
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.documents import RecordedStage
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import BlobLost, ConfigError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
@@ -163,3 +163,14 @@ def test_bounds_refuse_a_challenger_that_no_check_refused(store: Store) -> None:
     assert found.why == "refused by promote.at_least and promote.at_most: f1_macro is 0.4, below 0.5"
     own.context = replace(own.context, recipe=load("demo", ["promote.at_least={f1_macro: 0.3}"]))
     assert own._checked(better, scored, None) == better
+
+
+def test_a_model_of_which_a_file_is_lost_is_named(store: Store) -> None:
+    folder = store.home / "made"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights")
+    model = Contender(store.ingest(folder, "model", {}, cache=False), {}, None, ())
+    check_whole(store, model)
+    Path(store.root, blob_name(model.artifact.files[0].digest)).unlink()
+    with pytest.raises(BlobLost, match="the store has lost model.safetensors of the model"):
+        check_whole(store, model)
