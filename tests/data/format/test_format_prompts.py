@@ -216,3 +216,11 @@ def test_a_column_that_is_known_to_be_missing_is_told_before_a_run(columns: list
             [*needs(config, known)]
     else:
         assert [*needs(config, known)] == []
+
+
+def test_progress_counts_the_rows_of_a_split_to_the_last(bench, tmp_path):
+    bench.texts(
+        loaded_rows(tmp_path, {"text": ["a", "b", "c"], "label": [0, 1, 0]}, text=["text"], labels=["no", "yes"])
+    )
+    said = [one["progress"] for one in bench.said if "progress" in one and one["progress"]["unit"] == "train rows"]
+    assert said[-1] == {"done": 3, "total": 3, "unit": "train rows"}

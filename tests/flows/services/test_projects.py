@@ -13,7 +13,7 @@ import yaml
 
 from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
-from trnflow.flows.services.crashed_runs import CrashedRun
+from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
 from trnflow.flows.services.recovery import _is_unfinished
 from trnflow.tasks.errors import ConfigError
@@ -89,6 +89,18 @@ def test_each_crash_is_reported_once() -> None:
     later = CrashedRun(crash.id, "run", 5, crash.crashed, "tiny.yaml", [])
     other = CrashedRun(uuid.uuid4(), "run", 4, crash.crashed, "tiny.yaml", [])
     assert again.event_id == crash.event_id and len({crash.event_id, later.event_id, other.event_id}) == 3
+
+
+def test_a_crash_is_what_the_flow_run_says() -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    given = {"recipe": "tiny.yaml", "overrides": ["train.seed=2"]}
+    run = FlowRun(flow_id=uuid.uuid4(), name="old-crow", state=Crashed(), parameters=given, run_count=4)
+    assert run.state is not None
+    wanted = CrashedRun(run.id, "old-crow", 4, run.state.timestamp, "tiny.yaml", ["train.seed=2"])
+    assert _crashed_run(run) == wanted
+    assert _crashed_run(run.model_copy(update={"parameters": {"recipe": "tiny.yaml"}})).overrides == []
 
 
 def test_a_flow_run_does_not_look_after_itself(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,8 +20,10 @@ from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import longest_sequence
 from trnflow.tasks.export.examples import example
+from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
+from trnflow.tasks.training.model.noise import add_noise
 
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]
 
@@ -123,3 +125,18 @@ def test_every_nth_layer_is_recomputed(tmp_path) -> None:
     assert checkpointed_layers(model, 5) == [layers[4]]
     with pytest.raises(ModelError, match="train.remat is 6, and BertForSequenceClassification has 5 layers"):
         checkpointed_layers(model, 6)
+
+
+class Embedding(torch.nn.Embedding):
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self
+
+
+@pytest.mark.parametrize("alpha", [None, 5.0])
+def test_noise_is_added_to_embeddings_in_training_alone_where_it_is_asked_for(alpha: float | None) -> None:
+    embed, ids = Embedding(16, 32), torch.arange(8)[None]
+    add_noise(TrainConfig(engine="native", neftune_noise_alpha=alpha), embed)
+    for training in (True, False):
+        noise = embed.train(training)(ids) - embed.weight[ids]
+        assert (noise != 0).any() == (training and alpha is not None)
+        assert noise.abs().max() <= 5 / (8 * 32) ** 0.5

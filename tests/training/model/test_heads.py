@@ -156,3 +156,10 @@ def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
 def test_a_label_that_no_row_has_begins_with_a_finite_number() -> None:
     first = kind_of("multi_label").first_outputs(lambda: np.array([0.0, 1.0]), 50)
     assert np.allclose(first, [-np.log(101), np.log(101)])
+
+
+def test_a_row_without_tags_has_no_loss_and_none_is_decided() -> None:
+    targets = torch.tensor([[0, 1, -100], [-100, -100, -100]], dtype=torch.int32)
+    found = kind_of("token_classification").outputs(torch.zeros(2, 3, 4), targets)
+    np.testing.assert_allclose(found.loss, [np.log(4), 0.0])
+    assert (found.decided == -100).tolist() == (targets == -100).tolist()
