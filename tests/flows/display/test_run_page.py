@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from trnflow.flows.display.run_page import run_page, verdict_on
+from trnflow.flows.display.run_page import _data, run_page, verdict_on
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger.entries import NOTHING, Entry, NewEntry, complete_entry
 
@@ -88,3 +88,16 @@ def test_a_verdict_names_what_was_compared_on_which_rows_and_what_it_spent(spent
     )
     assert verdict_on("first", entries[::-1]) == "promoted: the first champion"
     assert verdict_on("another", entries[::-1]) is None
+
+
+def test_the_counts_of_splits_stand_to_the_right(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    (tmp_path / "rows").mkdir()
+    meta: Any = {"splits": {"train": 1234}, "columns": ["text"], "text": ["text"], "labels": None, "metrics": {}}
+    meta |= {"dropped": {"empty": 2}, "duplicates": 1, "leakage": {"train/test": 0}}
+    rows = store.ingest(tmp_path / "rows", "rows", meta, cache=False).digest
+    document: Any = {"stages": [{"stage": "load_data", "artifact": rows}]}
+    found = _data(store, document)
+    assert found["data"]["rows"] == [["train", "1,234", "", "", "", ""]]
+    assert found["data"]["numbers"] == ["rows", "texts", "tokens", "too long", "chunks"]
+    assert found["data_lines"] == ["Dropped by load_data: empty 2", "Duplicates: 1", "No row stands in two splits."]

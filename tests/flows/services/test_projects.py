@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from trnflow.flows.services import crashed_runs
 from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
-from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run
+from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unreported_crashes
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
 from trnflow.flows.services.recovery import _is_unfinished
 from trnflow.tasks.errors import ConfigError
@@ -101,6 +103,32 @@ def test_a_crash_is_what_the_flow_run_says() -> None:
     wanted = CrashedRun(run.id, "old-crow", 4, run.state.timestamp, "tiny.yaml", ["train.seed=2"])
     assert _crashed_run(run) == wanted
     assert _crashed_run(run.model_copy(update={"parameters": {"recipe": "tiny.yaml"}})).overrides == []
+
+
+def test_crashes_of_the_last_day_that_nobody_reported_are_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    ours, theirs = (
+        SimpleNamespace(id=uuid.uuid4(), job_variables={"env": env}) for env in ({}, {"TRNFLOW_PROJECT": "x"})
+    )
+
+    def run(name: str, *, hours: float = 1.0, starts: int = 4, of: Any = ours) -> FlowRun:
+        state = Crashed(timestamp=datetime.now(UTC) - timedelta(hours=hours))
+        return FlowRun(flow_id=of.id, name=name, state=state, run_count=starts, deployment_id=of.id)
+
+    runs = [run("new"), run("told"), run("old", hours=25), run("again", starts=3), run("theirs", of=theirs)]
+    told = _crashed_run(runs[1]).event_id
+
+    def request(method: str, path: str, json: Any) -> Any:
+        return SimpleNamespace(json=lambda: {"events": [{}] if json["filter"]["id"]["id"] == [str(told)] else []})
+
+    client: Any = SimpleNamespace(
+        read_deployments=lambda: [ours, theirs], read_flow_runs=lambda **asked: runs, request=request
+    )
+    monkeypatch.setattr(crashed_runs, "connected", lambda: nullcontext(client))
+    monkeypatch.delenv("TRNFLOW_PROJECT", raising=False)
+    assert [each.name for each in unreported_crashes(3)] == ["new"]
 
 
 def test_a_flow_run_does_not_look_after_itself(monkeypatch: pytest.MonkeyPatch) -> None:
