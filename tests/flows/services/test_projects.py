@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,7 @@ from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
 from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unreported_crashes
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
-from trnflow.flows.services.recovery import _is_unfinished
+from trnflow.flows.services.recovery import _is_left, _is_unfinished, recovery_automations, tend_runs
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import scrub
 
@@ -129,6 +130,27 @@ def test_crashes_of_the_last_day_that_nobody_reported_are_to_be_reported(monkeyp
     monkeypatch.setattr(crashed_runs, "connected", lambda: nullcontext(client))
     monkeypatch.delenv("TRNFLOW_PROJECT", raising=False)
     assert [each.name for each in unreported_crashes(3)] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "starts", "hours", "left"),
+    [
+        ("retrain", 1, 1, True), ("retrain", 3, 23, True), ("retrain", 4, 1, False), ("retrain", 0, 1, False),
+        ("retrain", 3, 25, False), ("retrain", 3, 0, False), ("watch", 1, 1, False),
+    ],
+)  # fmt: skip
+def test_a_crashed_run_is_scheduled_again_three_times_within_a_day(
+    flow: str, starts: int, hours: int, left: bool
+) -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    options = signature(tend_runs).parameters
+    state = Crashed(timestamp=datetime.now(UTC) - timedelta(hours=hours))
+    run = FlowRun(flow_id=uuid.uuid4(), state=state, run_count=starts, deployment_id=uuid.uuid4())
+    assert _is_left(run, flow, options["left"].default, options["times"].default) == left
+    said = next(each for each in recovery_automations() if each.name == "trnflow: crashed runs are scheduled again")
+    assert "at most 3 times" in str(said.description)
 
 
 def test_a_flow_run_does_not_look_after_itself(monkeypatch: pytest.MonkeyPatch) -> None:
