@@ -462,7 +462,7 @@ def test_numbers_are_compared_with_what_ranked_them_better_before_training() -> 
     found = of_numbers(model, baseline, truth)
     outputs = Outputs(truth[:, None], cosine[:, None] / 4, cosine[:, None] / 4, (cosine - truth) ** 2)
     theirs = {name: values_of("regression", outputs)[name] for name in ("pearson", "spearman")}
-    found.report["baselines"].append(cast(Any, {"name": "before", "metrics": theirs}))
+    found.report["baselines"].insert(0, cast(Any, {"name": "before", "metrics": theirs}))
     lines = verdict(replace(found, others={**found.others, "before": outputs}))
     assert "; the simple baseline has " in lines[0]
     now, then = (f"{pearsonr(truth, each).statistic:.3g}" for each in (model, cosine))
