@@ -26,6 +26,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches import sampler
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.started_model import build_started
 from trnflow.tasks.training.model.adapters import prepared
@@ -142,6 +143,16 @@ def test_a_new_head_begins_with_the_means_of_trains_targets(
     assert torch.allclose(
         found.sigmoid() if task == "multi_label" else found, torch.from_numpy(means).float(), atol=0.01
     )
+
+
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_means_of_targets_are_of_all_rows_however_many_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(sampler, "BLOCK", block)
+    train = Split(packed_targets(tmp_path, "regression", ["joy", "anger"], rows=15), "train")
+    rows = [train.read(at).targets for at in train.in_order(5)]
+    np.testing.assert_allclose(train.target_means(), np.concatenate(rows).mean(0), rtol=1e-6)
 
 
 def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
