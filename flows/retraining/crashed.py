@@ -41,8 +41,7 @@ def report(run: CrashedRun) -> bool:
                 return False
             ended = newest_ended(store, recipe.name)
             # a time in the future, of a clock that was wrong, is no later end
-            is_dated = ended is not None and not is_ahead(ended.created)
-            if ended is not None and is_dated and datetime.fromisoformat(ended.created) > run.crashed:
+            if ended and not is_ahead(ended.created) and datetime.fromisoformat(ended.created) > run.crashed:
                 return False
         except TrnflowError:  # the recipe or the store can't be used: the recipe's name is that of the file
             _send(run, Retrained(Path(run.recipe).stem, None, False, error.message, error=error))

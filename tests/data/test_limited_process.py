@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.waiting import wait_for
-from trnflow.tasks.data.limited_process import call_limited, call_own
-from trnflow.tasks.errors import ProcessFailed
+from trnflow.tasks.data.limited_process import _ended, call_limited, call_own
+from trnflow.tasks.errors import ConfigError, DataError, Interrupted, ProcessFailed, TrnflowError
 from trnflow.tasks.launch.python import python
 
 ROOT = Path(__file__).parents[2]
@@ -93,3 +93,42 @@ def test_what_own_code_prints_can_not_drive_a_terminal(capsys: pytest.CaptureFix
     with pytest.raises(ProcessFailed) as caught:
         call_own("tests.data.limited_calls:prints", {"fails": True, "hook": "format.make"})
     assert "\x1b" not in str(caught.value) and r"ValueError: \x1b[2J" in str(caught.value)
+
+
+HOOK = "format.make"
+
+
+@pytest.mark.parametrize(
+    ("status", "hook", "errors", "error", "message"),
+    [
+        (
+            -signal.SIGPROF,
+            None,
+            "",
+            ConfigError,
+            "split train row 3: its template takes more than 5 s of processor time",
+        ),
+        (-signal.SIGINT, HOOK, "", Interrupted, "interrupted"),
+        (-signal.SIGALRM, HOOK, "", DataError, "train row 3: format.make takes longer than format.row_seconds"),
+        (7, HOOK, "", DataError, "train row 3: format.make ended its process: status 7"),
+        (
+            7,
+            HOOK,
+            "a line\nthe last",
+            ProcessFailed,
+            "split train row 3: the process that makes examples ended: the last",
+        ),
+        (
+            -signal.SIGALRM,
+            None,
+            "",
+            ProcessFailed,
+            "split train row 3: the process that makes examples ended: status -14",
+        ),
+    ],
+)
+def test_the_end_of_a_process_is_told_with_its_row(
+    status: int, hook: str | None, errors: str, error: type[TrnflowError], message: str
+) -> None:
+    found = _ended(status, "split train row 3", errors, hook)
+    assert (type(found), found.message) == (error, message)

@@ -34,6 +34,7 @@ from trnflow.tasks.evaluation.generation import (
 )
 from trnflow.tasks.evaluation.models import EAGER, load_model, longest_sequence
 from trnflow.tasks.evaluation.plots import confusion_matrix
+from trnflow.tasks.predict_rows import _latency
 from trnflow.tasks.stage import read_json
 from trnflow.tasks.system.model_process import ENVIRON
 from trnflow.tasks.training.batches.sampler import Split
@@ -439,3 +440,8 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
         pytest.skip("there is a GPU here")
     with pytest.raises(MissingDependency, match=r"evaluate\.device=cuda"):
         fails(tmp_path, classified(tmp_path / "rows"), device="cuda")
+
+
+def test_latencies_are_the_median_and_the_95th_percentile_in_milliseconds() -> None:
+    seconds = [number / 1000 for number in range(101)]
+    assert _latency("export_", seconds[::-1]) == {"export_latency_p50_ms": 50.0, "export_latency_p95_ms": 95.0}

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from tokenizers import AddedToken, Tokenizer, models
 
 from trnflow.tasks.evaluation.generated_text import is_exact_match, is_json, rouge, token_f1
+from trnflow.tasks.evaluation.generation import _without_special
 from trnflow.tasks.evaluation.scores import values_of_texts
 
 KNOWN = [
@@ -54,3 +56,10 @@ def test_means_over_prompts() -> None:
     found = values_of_texts([("yes", "yes"), ("no", "yes")])
     assert found == {"exact_match": 0.5, "token_f1": 0.5, "rouge1": 0.5, "rouge2": 0.0, "rougeL": 0.5}
     assert values_of_texts([]) == {}
+
+
+def test_answers_lose_special_tokens_alone_as_generated_texts_do() -> None:
+    tokenizer = Tokenizer(models.WordLevel({"yes": 0}, unk_token="yes"))
+    tokenizer.add_special_tokens(["</s>", "<end>"])
+    tokenizer.add_tokens([AddedToken("<tool>", special=False)])
+    assert _without_special(tokenizer, "<tool>yes<end></s>") == "<tool>yes"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from tests.helpers.command_line import InProcessShell
 from trnflow.tasks.artifact import Artifact, Meta, Source
 from trnflow.tasks.evaluate_model import EvaluateConfig
 from trnflow.tasks.evaluation.config import predict_inputs
+from trnflow.tasks.predict_before import _too_long
 
 PROMPT = "Once upon a time"
 RECIPE = """
@@ -97,3 +99,15 @@ def test_the_key_names_the_first_weights_only_where_they_generate_texts() -> Non
     assert base("causal_lm", "w", {"generation": {"before": False}}) is None
     assert base("causal_lm", "w", {"generation": {"prompts": 0}}) is None
     assert base("causal_lm", "w", {"generation": {"prompts": 0}, "prompts": ["a"]}) == "w"
+
+
+@pytest.mark.parametrize(
+    ("parameters", "train", "is_long"),
+    [(10**9, 1_000_000, True), (10**9, 1_500_000, False), (10**6, 1_000_000, False), (10**6, 10, False)],
+)
+def test_a_large_model_says_nothing_of_many_tokens_before_training(parameters: int, train: int, is_long: bool) -> None:
+    """Many are more than a tenth of what training takes, and what takes long."""
+    built: Any = SimpleNamespace(model=SimpleNamespace(num_parameters=lambda: parameters))
+    packed: Any = SimpleNamespace(meta={"real_tokens": {"train": train, "test": 400_000}})
+    said = "400,000 tokens of test would take more than a tenth of a pass over the 1,000,000 of train"
+    assert _too_long(built, packed, "test") == said * is_long

@@ -13,6 +13,7 @@ import pytest
 
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation import scores
+from trnflow.tasks.evaluation.baselines.measured import _at_words
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.scores import Score, score
 from trnflow.tasks.kinds.registry import KINDS
@@ -104,3 +105,9 @@ def test_models_are_compared_by_a_metric_that_is_only_a_function(tmp_path: Path,
     assert by_rows.metric == "hit_rate" and by_rows[1:4] == pytest.approx(by_matrices[1:4], abs=1e-12)
     assert by_rows[4:6] == pytest.approx(by_matrices[4:6], abs=0.04)  # an interval by resamples, and the exact one
     assert by_rows[6:9] == by_matrices[6:9]
+
+
+def test_the_tags_of_words_stand_where_a_word_is_judged() -> None:
+    expected = np.array([[-100, 0, -100, 2], [1, -100, -100, -100]], np.int32)
+    assert _at_words(expected, np.array([5, 6, 7], np.int32)).tolist() == [[-100, 5, -100, 6], [7, -100, -100, -100]]
+    assert expected[0, 1] == 0, "the rows stay"

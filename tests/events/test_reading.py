@@ -217,3 +217,10 @@ def test_a_run_costs_its_hours_also_while_it_runs() -> None:
     state = fold([begun | BEGUN])  # type: ignore[list-item]
     assert state.dollars(1100.0) == pytest.approx(1.0)
     assert state.dollars(99.5) == 0.0, "a clock that was set back earns nothing"
+
+
+def test_a_stage_takes_no_time_before_it_begins() -> None:
+    state = fold([plan(train=80.0)])
+    assert state.stages["train"].elapsed(9.0) == 0.0
+    fold([at(10.0, "stage_begun")], state)
+    assert [state.stages["train"].elapsed(now) for now in (9.0, 12.5)] == [0.0, 2.5]

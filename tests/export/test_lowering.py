@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -35,6 +36,7 @@ functions = {
     "gelu_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
     "erf": torch.erf,
     "lgamma": torch.lgamma,
+    "branch": lambda x: x if bool(x.sum() > 0) else -x,
 }
 found = {}
 for name, function in functions.items():
@@ -64,6 +66,10 @@ def test_gelu_is_no_custom_call(name: str, lowered: dict[str, str]) -> None:
 def test_an_operator_that_xla_lacks_is_named(lowered: dict[str, str]) -> None:
     """torch_xla would run it on the CPU while tracing, where the weights are placeholders."""
     assert lowered["lgamma"] == "Layers can't be lowered to StableHLO: XLA has no form of aten::lgamma"
+
+
+def test_a_model_whose_code_needs_values_is_refused_with_the_reason(lowered: dict[str, str]) -> None:
+    assert re.match(r"Layers can't be lowered to StableHLO: \S.{10}", lowered["branch"]), lowered["branch"]
 
 
 def test_the_targets_of_custom_calls_are_named() -> None:

@@ -230,3 +230,16 @@ def test_a_modelfile_of_instructions_has_their_prompt_and_all_stops(tmp_path: Pa
         write_json(tmp_path / "trnflow.json", document)
         assert write_modelfile(tmp_path, "model.gguf", tmp_path, ["</s>"]) == [NO_TEMPLATE]
         assert (tmp_path / FILE).read_text() == 'FROM ./model.gguf\nPARAMETER stop "</s>"\n'
+
+
+@pytest.mark.parametrize(
+    ("place", "text"), [("first", "[<s>a]b.[c]"), ("last", "[a]b.[<s>c]"), ("turn", "<s>[a]b.[c]")]
+)
+def test_a_system_prompt_stands_in_the_turn_of_its_place(place: Any, text: str) -> None:
+    around = {"user": ("[", "]"), "assistant": ("", "."), "system": ("<", ">")}
+    said = [("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c")]
+    messages = [{"role": role, "content": content} for role, content in said]
+    turns = Turns("!", around, "=", system=place)
+    opening = "" if place == "turn" else "!"
+    assert turns.render(messages, True) == f"{opening}{text}=" and turns.render(messages, False) == f"{opening}{text}"
+    assert turns.render(messages[1:], False) == "![a]b.[c]"

@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trnflow.tasks.keys.explain import ValueChange, difference, nearest_record
+from trnflow.tasks.keys.explain import ValueChange, difference, moved_settings, nearest_record
 
 leaves = st.none() | st.booleans() | st.integers() | st.text(max_size=5)
 params = st.dictionaries(st.text("abc", min_size=1, max_size=3), leaves, max_size=5)
@@ -53,3 +53,13 @@ def test_the_nearest_record_differs_least_and_is_the_newest_of_equals() -> None:
 def test_the_form_of_keys_is_a_change_of_its_own() -> None:
     (change,) = difference(document(), {**document(), "schema": 2})
     assert str(change) == "the form of keys changed: 1 -> 2"
+
+
+def test_a_setting_moved_where_its_last_word_is_gone_once_and_new_once() -> None:
+    before = {"train": {"seed": 1, "rate": 2}, "data": {"limit": 3}}
+    assert moved_settings(before, {"optimizer": {"seed": 1, "rate": 5}, "data": {"limit": 3}}) == {
+        "train.seed": "optimizer.seed", "train.rate": "optimizer.rate",
+    }  # fmt: skip
+    assert moved_settings(before, {"one": {"seed": 1}, "other": {"seed": 1}, "train": {"rate": 2}}) == {}
+    assert moved_settings({"one": {"seed": 1}, "other": {"seed": 1}}, {"train": {"seed": 1}}) == {}
+    assert moved_settings(before, before) == {}

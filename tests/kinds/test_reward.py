@@ -14,6 +14,7 @@ from tests.helpers.products import few
 from tests.kinds.preferences import packed_preferences, rows_of, started
 from tests.kinds.test_preference import COMMON, RECIPE, SMALL, TEMPLATE
 from tests.training.run_stage import run_stage, traced_and_trained
+from trnflow.tasks.compute_reference import _alone
 from trnflow.tasks.training.config import TrainConfig
 
 REWARD = {**COMMON, "objective": "reward"}
@@ -127,3 +128,17 @@ def test_what_does_not_fit_a_reward_model_is_refused(settings: tuple[str, ...], 
     recipe = RECIPE.replace("model: {source: model, config: null}\n", "").replace(", train: null", "")
     (tmp_path / "mine.yaml").write_text(recipe.replace("objective: dpo", "objective: reward"))
     assert message in shell.error("plan", "mine.yaml", *SMALL, *settings, code=2)
+
+
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {}, {"engine": "native", "compile": True}, {"engine": "native", "optimizer": "adafactor"},
+        {"engine": "native", "devices": 4, "tensor_parallel_size": 2, "sequence_parallel": True},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_reference_is_that_of_one_device_of_engine_native(layout: dict[str, Any]) -> None:
+    one = _alone(TrainConfig(**layout))
+    assert (one.engine, one.device, one.devices, one.tensor_parallel_size) == ("native", "cpu", 1, 1)
+    assert (one.sequence_parallel, one.compile, one.optimizer) == (False, False, "adamw")

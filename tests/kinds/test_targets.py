@@ -105,7 +105,9 @@ def test_numbers_of_another_scale_than_those_of_train_are_remarked(shared: Path)
     assert remarks(test, train) == remarks(test[:40], train) == remarks(np.zeros(100), train) == []
     low, high = np.quantile(test / 5, (0.25, 0.75))
     assert f"lie from {low:.4g} to {high:.4g}, those of train from" in remarks(test / 5, train)[0]
-    assert remarks(test * 20, train) and remarks(test + 273, train)
+    assert remarks(test * 20, train) and remarks(test + 5, train) and not remarks(test + 0.5, train)
+    assert remarks(test[:29] / 50, train) == remarks(test, train[:29] / 50) == [], "so few rows tell nothing"
+    assert remarks(test[:30] / 50, train) and remarks(test, train[:30] / 50)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -171,3 +173,9 @@ def test_numbers_of_two_models_are_the_same_to_a_thousandth() -> None:
         torch.tensor([[1.0005, 0.0], [1.0, 0.0], [2001.0, 0.0]]),
     )
     assert FORMATS["regression"].agree(first, second).tolist() == [True, False, True]
+
+
+def test_the_task_s_own_metrics_may_promote_and_those_at_half_may_not() -> None:
+    metrics = FORMATS["multi_label"].metrics
+    assert [one.name for one in metrics if one.may_promote] == ["f1_micro", "f1_macro", "accuracy", "loss"]
+    assert [one.name for one in metrics if one.is_default] == ["f1_micro"]

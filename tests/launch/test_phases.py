@@ -67,3 +67,12 @@ def test_the_error_of_a_part_is_that_of_the_stage(tmp_path: Path) -> None:
         run_phase(count, CountConfig(bad=3), {}, workdir(tmp_path, []))
     listed = run_phase(count, CountConfig(), {}, workdir(tmp_path / "listed", []), Phase("split"))
     assert [one["arguments"] for one in listed["parts"]] == [{"number": number} for number in range(COUNT)]
+
+
+def test_the_first_report_and_the_last_are_sent_and_about_ten_a_second(tmp_path: Path) -> None:
+    sent: list[Meta] = []
+    out = Workdir(tmp_path, tmp_path, sent.append)
+    for done in range(1, 5001):
+        out.progress(done, 5000, "texts")
+    assert [each["progress"]["done"] for each in (sent[0], sent[-1])] == [1, 5000]
+    assert len(sent) < 5000 and sent[0]["progress"] == {"done": 1, "total": 5000, "unit": "texts"}

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from tests.helpers import small_models
-from trnflow.tasks.model_folder.check import check_folder
+from trnflow.tasks.errors import ModelError
+from trnflow.tasks.model_folder.check import check_folder, check_shapes
 from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 
@@ -48,3 +49,24 @@ def test_a_file_is_mapped_once_not_once_for_each_parameter(tmp_path: Path) -> No
     weights = PublishedWeights(Stored(tmp_path / "model", empty), empty)
     check_folder(out, SimpleNamespace(from_config=from_config), config, weights, "float32")
     assert len(weights.names) > 10 and len(maps) == 1 and maps[0] <= 2
+
+
+@pytest.mark.parametrize(
+    ("shapes", "told"),
+    [
+        ({"weight": (3, 2), "bias": (3,)}, None),
+        ({"weight": (3, 2)}, r"missing keys bias\."),
+        ({"weight": (3, 2), "bias": (3,), "score.weight": (1, 2)}, r"unexpected keys score.weight\."),
+        ({"weight": (2, 3), "bias": (3,)}, r"mismatched keys weight\."),
+    ],
+)
+def test_a_checkpoint_of_another_model_is_refused(shapes: dict[str, tuple[int, ...]], told: str | None) -> None:
+    import torch
+
+    weights: Any = SimpleNamespace(names=[*shapes], shape=shapes.__getitem__)
+    model = torch.nn.Linear(2, 3, device="meta")
+    if told is None:
+        check_shapes(weights, model)
+        return
+    with pytest.raises(ModelError, match=told):
+        check_shapes(weights, model)

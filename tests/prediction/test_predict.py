@@ -285,3 +285,5 @@ def test_a_prompt_is_cut_where_a_model_names_no_positions(
     assert "cut" not in generator.predict([{"text": "a day", "train": False}], "row 1")
     said = generator.predict([{"text": "a day " * 200, "train": False}], "row 1")
     assert said["tokens"] <= 4 and said["cut"] > 100
+    ids, kept = generator._ids([{"text": "a day " * 200, "train": False}], "row 1")
+    assert kept == [ids[0], *ids[-59:]] and ids[0] == 1, "the beginning stays"

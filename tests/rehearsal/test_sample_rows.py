@@ -10,6 +10,7 @@ import pytest
 
 from tests.helpers.data_stages import Bench, loaded_rows, new_bench, table
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.rehearsal import sample_rows as module
 from trnflow.tasks.rehearsal.sample_rows import SampleConfig, sample_rows
 
 ROWS = 500
@@ -93,3 +94,11 @@ def test_a_column_that_can_not_be_meant_is_refused(
     counts = {name: whole["label"].count(number) for number, name in enumerate(labels or ())}
     with pytest.raises(DataError, match=message):
         sampled(bench, whole, text=["text"], labels=labels, **({"label_counts": {"train": counts}} if labels else {}))
+
+
+def test_more_labels_than_there_can_be_are_not_looked_for(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A column of texts that a recipe names by mistake."""
+    monkeypatch.setattr(module, "MOST_LABELS", 3)
+    given = loaded_rows(bench.root / "given", {"text": texts(), "feelings": texts()})
+    made = bench.made(sample_rows, SampleConfig(rows=8, several="feelings"), rows=given)
+    assert len(table(made, "train")["text"]) == 8

@@ -71,3 +71,13 @@ def _answers(kind: Any, config: Any, kinds: set[str]) -> None:
     assert _kinds(config) == kinds
     logits = kind.from_config(deepcopy(config)).eval()(input_ids=torch.arange(8)[None]).logits
     assert torch.isfinite(logits).all()
+
+
+def test_layers_that_are_added_are_of_the_kinds_that_stand_there() -> None:
+    from transformers import AutoConfig
+
+    own = {**FAMILIES["deepseek_v3"][0], "first_k_dense_replace": 2}
+    tries = iter([False, True])
+    small, settings = smallest(AutoConfig.for_model("deepseek_v3", **{**SIZES, **own}), lambda tried: next(tries))
+    assert settings["num_hidden_layers"] == small.num_hidden_layers == 4
+    assert settings["first_k_dense_replace"] == 2

@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from tests.helpers.hub_server import COMMIT, run_program, serve
 from trnflow.tasks.artifact import Source
 from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.model_source import ModelConfig, model_folder, model_source, tokenizer_folder
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
 from trnflow.tasks.training.checkpoint.shards import safetensors_header
 from trnflow.tasks.training.config import TrainConfig, check_model
 
@@ -194,3 +196,29 @@ def test_pickled_weights_on_the_hub_are_refused_before_they_are_downloaded(folde
     with serve(files, "models") as address:
         refused = run_program(PICKLED, address, tmp_path / "hf", str(tmp_path / "home"))
     assert "me/set holds only pickled weights" in refused["message"]
+
+
+@pytest.mark.parametrize("name", ["a b", "org/model/more", "../up", "org/"])
+def test_a_name_that_no_hub_could_have_is_refused(name: str) -> None:
+    assert ModelConfig(source="here", name="org/model-1.0").name == "org/model-1.0"
+    with pytest.raises(ValidationError, match="is no hub name: write org/model"):
+        ModelConfig(source="here", name=name)
+
+
+@pytest.mark.parametrize(
+    ("pooling", "said"),
+    [
+        ({"pooling_mode": "cls"}, "cls"), ({"pooling_mode": ["cls", "mean"]}, "cls+mean"), (None, None),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}, "cls"),
+        ({"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": True}, "cls+mean"),
+    ],
+)  # fmt: skip
+def test_the_pooling_is_that_of_either_form_of_its_file(pooling: dict[str, Any] | None, said: str | None) -> None:
+    modules = [
+        {"type": "sentence_transformers.models.Pooling", "path": "1_Pooling"},
+        {"type": "x.Normalize", "path": "2"},
+    ]
+    files: dict[str, Any] = {MODULES: modules, **({"1_Pooling/config.json": pooling} if pooling else {})}
+    found = sentence_files(files, files.__getitem__)
+    assert found is not None and (found["modules"], found["pooling"]) == (["Pooling", "Normalize"], said)
+    assert sentence_files(files.keys() - {MODULES}, files.__getitem__) is None

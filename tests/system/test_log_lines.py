@@ -94,3 +94,13 @@ def test_a_wrong_value_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRNFLOW_LOG", "JSON")
     with pytest.raises(ConfigError, match="TRNFLOW_LOG is 'JSON', and can be text or json"), log_as_asked():
         pytest.fail("not reached")
+
+
+def test_an_error_names_its_stage_where_it_has_one(capsys: pytest.CaptureFixture[str]) -> None:
+    error = DataError("row 3 is empty\nand row 4", "fill it")
+    say_error(error)
+    error.stage = "load_data"
+    say_error(error)
+    rest = ["    and row 4", "  fix: fill it"]
+    wanted = ["error: row 3 is empty", *rest, "error in load_data: row 3 is empty", *rest]
+    assert capsys.readouterr().err.splitlines() == wanted

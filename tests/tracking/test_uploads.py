@@ -12,7 +12,7 @@ from tests.tracking.runs import begin, client_of, database_of, empty_database, e
 from trnflow.tasks.events import log_file, run_folder, unsent_runs
 from trnflow.tasks.tracking import follower, send_logs
 from trnflow.tasks.tracking.follower import Unsent
-from trnflow.tasks.tracking.mlflow_values import flatten, numbers
+from trnflow.tasks.tracking.mlflow_values import flatten, lengths_figure, numbers
 
 
 @pytest.fixture(autouse=True)
@@ -145,3 +145,12 @@ def test_trials_are_nested_in_the_run_of_their_sweep(tmp_path: Path) -> None:
     sweep, trial = (runs_of(mlflow, run)[""] for run in ("s1", "t1"))
     assert trial.data.tags["mlflow.parentRunId"] == sweep.info.run_id
     assert trial.data.tags["trnflow.sweep"] == "s1" and "trnflow.sweep" not in sweep.data.tags
+
+
+def test_the_bars_of_a_bin_stand_around_its_mark_and_of_a_split_are_its_shares() -> None:
+    (axes,) = lengths_figure({"train": {"2": 1, "8": 3}, "validation": {"8": 2}, "test": {"4": 1}}).axes
+    bars = [[(bar.get_x() + bar.get_width() / 2, bar.get_height()) for bar in split] for split in axes.containers]
+    for at in range(3):
+        assert sum(split[at][0] for split in bars) / 3 == pytest.approx(at)
+    assert [[height for _, height in split] for split in bars] == [[0.25, 0, 0.75], [0, 0, 1], [0, 1, 0]]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["2", "3-4", "5-8"]

@@ -15,6 +15,7 @@ from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.key_document import key_document
 from trnflow.tasks.kinds.registry import KINDS
+from trnflow.tasks.precompile import graph_inputs
 from trnflow.tasks.stage import stage_of
 from trnflow.tasks.train import train
 from trnflow.tasks.training.automatic import Facts, chosen, open_settings, resolved, width_of
@@ -136,3 +137,15 @@ def test_without_rows_nothing_is_chosen() -> None:
 def test_a_rate_for_another_batch_is_a_number() -> None:
     with pytest.raises(ValidationError, match="learning_rate is auto: set learning_rate, or leave learning_rate_batch"):
         TrainConfig(learning_rate="auto", learning_rate_batch=12)
+
+
+def test_graphs_are_keyed_by_shapes_and_architecture_never_by_weights_or_rows() -> None:
+    def keyed(digest: str = "one", weights: Any = None, **meta: Any) -> Any:
+        model = scratch(**BERT)
+        model = Source("model", {**model.identity, "weights": weights}, model.location)
+        shapes = {"task": "classification", "lengths": [8], "vocab_size": 32, "labels": ["a", "b"], **meta}
+        return graph_inputs(TrainConfig(), {"model": model, "packed": Artifact(digest, "packed", shapes, ())})
+
+    assert keyed() == keyed("two", {"files": {}}) == keyed(labels=["c", "d"], rows={"train": {"8": 3}})
+    changed = [keyed(lengths=[8, 16]), keyed(vocab_size=64), keyed(labels=["a"]), keyed(task="regression")]
+    assert all(one != keyed() for one in changed)

@@ -5,11 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file
 
 from tests.flows.champions.conftest import RECIPE, write_rows
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.products import few
+from trnflow.tasks.errors import DataError
+from trnflow.tasks.training.own_loss import _scalar
 
 CROSS_ENTROPY = '''"""A loss."""
 
@@ -145,3 +148,14 @@ def test_a_vocabulary_in_shards_is_refused() -> None:
     with pytest.raises(ConfigError, match="train.loss reads all logits of a token"):
         refuse_loss(config, "causal_lm")
     refuse_loss(config, "classification")
+
+
+def test_a_loss_is_a_finite_scalar_with_a_gradient() -> None:
+    logits = torch.ones(8, 2, requires_grad=True)
+    assert _scalar(logits.sum(), "here").item() == 16
+    for value, told in {
+        1.0: "it returned float", logits: r"it returned a tensor \[8, 2\]", logits.argmax(): r"it returned a tensor \[\]",
+        logits.detach().sum(): "its loss has no gradient", logits.sum() / 0: "its loss is inf on random logits",
+    }.items():  # fmt: skip
+        with pytest.raises(DataError, match=f"^here: {told}"):
+            _scalar(value, "here")

@@ -216,3 +216,21 @@ def test_a_column_that_is_known_to_be_missing_is_told_before_a_run(columns: list
             [*needs(config, known)]
     else:
         assert [*needs(config, known)] == []
+
+
+def test_progress_counts_the_rows_of_a_split_to_the_last(bench, tmp_path):
+    bench.texts(
+        loaded_rows(tmp_path, {"text": ["a", "b", "c"], "label": [0, 1, 0]}, text=["text"], labels=["no", "yes"])
+    )
+    said = [one["progress"] for one in bench.said if "progress" in one and one["progress"]["unit"] == "train rows"]
+    assert said[-1] == {"done": 3, "total": 3, "unit": "train rows"}
+
+
+def test_numbers_of_a_split_are_compared_with_those_of_train(bench, tmp_path):
+    for split, scale in (("train", 1), ("validation", 1), ("test", 100)):
+        lines = [f"text {number} of {split},{number * scale}" for number in range(40)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["text,score", *lines]))
+    rows = bench.rows(source=str(tmp_path), text="text", columns={"score": "score"})
+    bench.texts(rows, task="regression", target="score")
+    (told,) = [warning for warning in bench.warnings() if "on one scale" in warning]
+    assert told.startswith("test: half of its numbers lie from 975 to 2925, those of train from 9.75 to 29.25")

@@ -60,13 +60,23 @@ def test_texts_as_they_were_written_are_not() -> None:
     assert remark([*TEXTS, *others] * 20) is None
 
 
+def test_signs_of_the_first_of_three_rows_are_shown_and_two_rows_are_no_remark() -> None:
+    first, *others = (text.encode().decode("latin-1") for text in ("£1", "é", "Ö"))
+    said = remark([first, *["plain"] * 200, *others]) or ""
+    assert said.startswith("train: 3 of 203 rows hold signs such as 'Â£'")
+    assert remark(others) is None
+    found = GarbledTexts()
+    found.look_at([pa.array([first, "plain", None], pa.large_string())])
+    assert (found.count, found.first) == (1, "Â£")
+
+
 def test_a_file_that_was_saved_in_a_wrong_encoding_is_remarked_when_it_is_read(tmp_path: Path) -> None:
     bench = new_bench(tmp_path)
     columns = {
-        "text": [f"{TEXTS[0]} {number}".encode().decode("cp1252") for number in range(9)],
-        "label": ["a", "b", "c"] * 3,
+        "text": [*(f"{TEXTS[0]} {number}".encode().decode("cp1252") for number in range(9)), None, None, None],
+        "label": ["a", "b", "c"] * 4,
     }
-    bench.rows(source=str(write(tmp_path / "data/train.csv", columns).parent))
+    bench.rows(source=str(write(tmp_path / "data/train.csv", columns).parent), text="text", nulls="drop")
     (told,) = [warning for warning in bench.warnings() if "hold signs" in warning]
     assert told.startswith("train: 9 of 9 rows hold signs such as 'Ã©', UTF-8 that")
 

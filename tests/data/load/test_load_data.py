@@ -83,17 +83,22 @@ def test_rows_of_one_text_say_so_where_a_split_stays_empty(bench):
         bench.rows(source=str(bench.root / "equal.csv"), label="label", split={"test": 0.1})
 
 
-def test_rows_of_one_user_say_so_where_a_split_stays_empty(bench):
-    rows = "".join(f"text {number},{'ab'[number % 2]},anna\n" for number in range(40))
-    (bench.root / "one.csv").write_text("text,label,user\n" + rows)
-    with pytest.raises(
-        DataError, match=r"all rows have the same user, and rows of one user \(data.split_by\) stay in one split"
-    ):
+@pytest.mark.parametrize(
+    ("users", "told"),
+    [
+        (["anna"], "is empty: all rows have the same user, and"),
+        (["anna", "bob"], "is empty after splitting and dropping;"),
+    ],
+)
+def test_rows_of_few_users_say_so_where_a_split_stays_empty(bench, users, told):
+    rows = "".join(f"text {number},{'ab'[number % 2]},{users[number % len(users)]}\n" for number in range(40))
+    (bench.root / "few.csv").write_text("text,label,user\n" + rows)
+    with pytest.raises(DataError, match=rf"{told} rows of one user \(data.split_by\) stay in one split"):
         bench.rows(
-            source=str(bench.root / "one.csv"),
+            source=str(bench.root / "few.csv"),
             label="label",
             columns={"user": "user"},
-            split={"test": 0.1},
+            split={"validation": 0.1, "test": 0.1},
             split_by="user",
         )
 

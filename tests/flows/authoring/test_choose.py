@@ -10,14 +10,17 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.draft import Draft, Question
 from trnflow.flows.authoring.headers import refuse_tags
 from trnflow.flows.authoring.look import look
+from trnflow.flows.authoring.own_code import EXAMPLES, SHARE
 from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
@@ -501,3 +504,10 @@ def test_a_batch_of_which_no_row_is_sampled_is_read(tmp_path: Path, monkeypatch:
     monkeypatch.setattr("trnflow.tasks.data.load.streams.BATCH_BYTES", 100)
     (tmp_path / "t.csv").write_bytes(table("text", "label", rows=3001, label=["a", "b"]))
     assert look(SourceConfig(source=str(tmp_path / "t.csv")), Resolver(tmp_path / "home")).rows == 3001
+
+
+@pytest.mark.parametrize("task", ["classification", *EXAMPLES])
+def test_the_metric_that_is_written_has_the_value_that_its_test_expects(task: str) -> None:
+    example = EXAMPLES.get(task, SHARE)
+    values = {name: np.array(eval(text, {"np": np})) for name, text in example.values.items()}
+    assert eval(example.body, {"p": SimpleNamespace(**values)}) == example.result

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnflow.flows.champions.budget import changed_settings, compared_by, next_look, settings_of
+from trnflow.flows.champions.budget import changed_settings, compared_by, next_look, promise, settings_of
+from trnflow.flows.recipes.recipe import load
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.promotion.compare import Comparison
+from trnflow.tasks.promotion.compare import Comparison, smallest_gain
 from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import Ledger, append_ledger, read_ledger
@@ -137,3 +138,15 @@ def test_settings_that_judge_are_named_when_they_change() -> None:
     assert changed_settings(None, changed) == []
     del before["margin"]  # a version that had no such setting
     assert changed_settings(before, PromoteConfig(at_least={"f1_macro": 0.5})) == []
+
+
+@pytest.mark.parametrize(("rows", "few"), [(5, True), (200, True), (20_000, False)])
+def test_what_frozen_rows_promise_is_the_smallest_gain_of_a_first_and_of_a_last_look(
+    store: Store, rows: int, few: bool
+) -> None:
+    found = promise(load("demo", ["promote.looks_per_year=12"]), rows, store.memo)
+    config = PromoteConfig(looks_per_year=12)
+    gains = [smallest_gain(rows, config.share(look), config.margin) for look in (1, 12)]
+    assert found.is_few == few == ("then `trnflow freeze" in found.text)
+    assert [f"gains {100 * gain:.1f} " in found.text for gain in gains if gain] == [True] * sum(map(bool, gains))
+    assert ("of its last ones" in found.text) == all(gains)

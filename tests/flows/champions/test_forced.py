@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,17 @@ import pytest
 
 from tests.flows.champions.conftest import STRONG, write_tiny
 from tests.helpers.command_line import InProcessShell
+from trnflow.flows.champions.contenders import Contender
 from trnflow.flows.champions.forced import FLOW_RUN, force_by_hand
-from trnflow.tasks.errors import ConfigError
+from trnflow.flows.champions.frozen_rows import Frozen
+from trnflow.flows.champions.promote import Round, _Judging, _Verdict
+from trnflow.flows.champions.scoring import Scored, check_whole
+from trnflow.flows.recipes.recipe import load
+from trnflow.flows.runner.context import context_of
+from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.documents import RecordedStage
+from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
@@ -115,3 +125,52 @@ def test_entries_of_earlier_versions_have_neither_settings_nor_force(tmp_path: P
     file.write_text(json.dumps({name: value for name, value in document.items() if name not in ("settings", "forced")}))
     champion = read_ledger(store, "tiny").champion
     assert champion is not None and champion["settings"] is None and champion["forced"] is None
+
+
+def judging(store: Store, training: Round | None, *overrides: str) -> _Judging:
+    """The judgement of the model "c" for a recipe whose champions were "a", then "b"."""
+    for number, champion in enumerate("ab"):
+        new = NewEntry(outcome="promoted", by="promote", why="", champion=champion)
+        assert append_ledger(store, "tiny", new, number) is not None
+        made = RecordedStage(stage="consolidate", action="ran", why="", key="k", artifact=champion, seconds=1.0)
+        run = f"2026010{number + 1}T000000Z-{champion}"
+        store.write_run(run, {"run": run, "stages": [made], "resolved": {}})
+    challenger = Contender(Artifact("c", "model", {"task": "classification"}, ()), {}, None, ())
+    frozen = Frozen(1, Artifact("f", "frozen", {"rows": 9}, ()))
+    context = context_of(load("demo", ["name=tiny", *overrides]), store)
+    return _Judging(context, challenger, EventLog(), frozen, False, training, None)
+
+
+def test_a_promotion_replaces_the_present_champion_and_gc_keeps_what_was_judged(store: Store) -> None:
+    own = judging(store, Round("round", "data", [], lambda: None))
+    ledger = read_ledger(store, "tiny")
+    won, lost = (own._new_entry(ledger, _Verdict(promoted, "")) for promoted in (True, False))
+    assert (won["outcome"], won["champion"], won["replaces"]) == ("promoted", "c", "b")
+    assert (lost["outcome"], lost.get("champion"), lost.get("replaces")) == ("kept", None, None)
+    assert won["judged"] == [{"run": "round", "model": "c"}]
+    assert lost["judged"] == [*won["judged"], {"run": "20260102T000000Z-b", "model": "b"}], "the present champion, too"
+
+
+def test_bounds_refuse_a_challenger_that_no_check_refused(store: Store) -> None:
+    own = judging(store, None, "promote.at_least={f1_macro: 0.5}")
+    meta = {"task": "classification", "split": "test", "metrics": {"f1_macro": 0.4}}
+    (store.home / "made").mkdir(parents=True)
+    evaluation = store.ingest(store.home / "made", "evaluation", meta, cache=False).digest
+    scored, better = Scored(own.frozen.artifact, "k"), _Verdict(True, "better")
+    own.challenger = replace(own.challenger, evaluation=evaluation)
+    found = own._checked(better, scored, None)
+    assert not found.promoted and found.broke == ("f1_macro is 0.4, below 0.5",)
+    assert found.why == "refused by promote.at_least and promote.at_most: f1_macro is 0.4, below 0.5"
+    own.context = replace(own.context, recipe=load("demo", ["promote.at_least={f1_macro: 0.3}"]))
+    assert own._checked(better, scored, None) == better
+
+
+def test_a_model_of_which_a_file_is_lost_is_named(store: Store) -> None:
+    folder = store.home / "made"
+    folder.mkdir(parents=True)
+    (folder / "model.safetensors").write_text("weights")
+    model = Contender(store.ingest(folder, "model", {}, cache=False), {}, None, ())
+    check_whole(store, model)
+    Path(store.root, blob_name(model.artifact.files[0].digest)).unlink()
+    with pytest.raises(BlobLost, match="the store has lost model.safetensors of the model"):
+        check_whole(store, model)

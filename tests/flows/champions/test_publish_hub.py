@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from huggingface_hub import ModelCard, constants
+from huggingface_hub import ModelCard, constants, utils
 
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.hub_uploads import TOKEN, UploadHub, serve_uploads
 from tests.helpers.metadata import metadata_of
 from tests.helpers.small_models import bert, tokenizer
+from trnflow.flows.champions.hub import _client_options
 from trnflow.flows.champions.publish import Published, publish
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, StoreError
@@ -295,3 +296,14 @@ def test_transformers_opens_what_was_published(hub: UploadHub, store: Store, tmp
     published = tmp_path / "published.safetensors"
     published.write_bytes(hub.files["model.safetensors"])
     assert load_file(published)["classifier.weight"].tolist() == weight
+
+
+def test_progress_bars_are_as_they_were_after_an_upload() -> None:
+    try:
+        for disabled in (False, True):
+            (utils.disable_progress_bars if disabled else utils.enable_progress_bars)()
+            with _client_options():
+                assert utils.are_progress_bars_disabled() and constants.HF_HUB_DISABLE_XET
+            assert utils.are_progress_bars_disabled() == disabled
+    finally:
+        utils.enable_progress_bars()

@@ -161,7 +161,8 @@ def test_a_store_that_no_run_has_made_yet_is_none(tmp_path: Path) -> None:
     shell, place = InProcessShell(tmp_path), {"TRNFLOW_STORE": str(tmp_path / "store")}
     found = health(shell, code=0, **place)
     assert found["problems"] == found["recipes"] == []
-    assert "no decision about a model yet" in shell("health", **place).stdout
+    said = shell("health", **place).stdout
+    assert "no decision about a model yet" in said and "unknown in use, unknown free" in said
     note_firing(tmp_path / ".trnflow", "tiny", "failed", "the store is gone")
     assert any("no store at" in problem for problem in health(shell, code=1, **place)["problems"])
 

@@ -143,7 +143,8 @@ def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(own_pa
     assert "tokenize.max_length" in html and "2 stages ran, 2 were reused" in html
     assert artifacts(own_past, shorter)["pack_chunks"][:19] in html
     assert "<script" not in html and "http" not in html.replace("http-equiv", "")
-    assert own_past("report", "--no-open").stdout == f"{path.with_name(f'{newest}.html')}\n"
+    done = own_past("report", "--no-open")
+    assert (done.stdout, done.stderr) == (f"{path.with_name(f'{newest}.html')}\n", "")
     assert "Nothing differs." in path.with_name(f"{newest}.html").read_text()
     assert "first run on record" in Path(own_past.json("report", first)["path"]).read_text()
     assert sorted(file.name for file in path.parent.iterdir()) == sorted(

@@ -7,6 +7,7 @@ import json
 from functools import lru_cache
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from tests.helpers.command_line import InProcessShell
 from trnflow.flows.cli.preview import print_rows
-from trnflow.tasks.data.format.preview import Row, Span, spans_of
+from trnflow.tasks.artifact import Input
+from trnflow.tasks.data.format.preview import Row, Span, preview, spans_of
 
 TEXT = "What does it do? Größe: zählt – 3 × 4 naïve words, 日本語 and 🙂 ends."
 
@@ -77,3 +79,25 @@ def test_a_classified_row_shows_its_label_and_brackets_in_texts_are_no_markup(ro
     stream = StringIO()
     print_rows([row], stream)
     assert said in stream.getvalue() and "[CLS] x [SEP]" in stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "supervised", "shown"),
+    [
+        ("classification", [1, 0], [0, 0], ["B-name", "O"]),
+        ("token_classification", [-100, 1, -100, 0, 0, -100], [1, 2], ["name 1", "no entity"]),
+    ],
+)
+def test_the_label_of_a_row_or_of_its_words_is_beside_it(
+    tmp_path: Path, task: str, labels: list[int], supervised: list[int], shown: list[str]
+) -> None:
+    for folder in ("tokenizer", "train"):
+        (tmp_path / folder).mkdir()
+    tokenizer().save(str(tmp_path / "tokenizer/tokenizer.json"))
+    arrays = {"offsets": [0, 3, 6], "input_ids": [5, 6, 7, 8, 9, 10], "labels": labels}
+    for name, values in arrays.items():
+        np.save(tmp_path / f"train/{name}.npy", np.array(values, np.int64 if name == "offsets" else np.int32))
+    meta: Any = {"task": task, "labels": ["O", "B-name"], "splits": {"train": 2}}
+    found = preview(Input(tmp_path, "tokens", meta, ""), "train", 5)
+    assert [(row.number, row.tokens) for row in found] == [(1, 3), (2, 3)]
+    assert [row.supervised for row in found] == supervised and [row.label for row in found] == shown

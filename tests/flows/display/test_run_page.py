@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from trnflow.flows.display.run_page import run_page
+import pytest
+
+from trnflow.flows.display.run_page import _data, run_page, verdict_on
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger.entries import NOTHING, Entry, NewEntry, complete_entry
 
 
 def test_a_figure_in_seconds_says_its_share_of_the_stage(tmp_path: Path) -> None:
@@ -64,3 +67,37 @@ def test_a_runs_page_hides_secrets_of_its_notes(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "store"), tmp_path / "home")
     html = run_page(store, RUN, document, first, None, None)  # type: ignore[arg-type]
     assert "rows.example/1 was slow" in html and "rows.example/2 is as good" in html and "pa55word" not in html
+
+
+@pytest.mark.parametrize(("spent", "said"), [(0.125, "; budget spent 12.5%"), (0.0, "")])
+def test_a_verdict_names_what_was_compared_on_which_rows_and_what_it_spent(spent: float, said: str) -> None:
+    pair = {
+        "metric": "accuracy", "challenger": 0.5, "champion": 0.75, "difference": -0.25, "low": -0.5, "high": 0.125,
+        "rows": 40, "spent": spent,
+    }  # fmt: skip
+    entries: list[Entry] = []
+    for new in (
+        NewEntry(outcome="frozen", by="freeze", why="", frozen="f", created="2026-01-02T00:00:00+00:00"),
+        NewEntry(outcome="promoted", by="promote", why="the first champion", champion="a", run="first"),
+        NewEntry(outcome="kept", by="retrain", why="", champion="a", run=RUN, frozen="f", comparison=pair),
+    ):
+        entries.append(complete_entry("tiny", len(entries) + 1, entries[-1]["stands"] if entries else NOTHING, new))
+    assert verdict_on(RUN, entries[::-1]) == (
+        "kept: accuracy 0.5 against 0.75 of champion 1; difference -0.25, interval -0.5 to +0.125; 40 frozen rows of "
+        f"2026-01-02{said}"
+    )
+    assert verdict_on("first", entries[::-1]) == "promoted: the first champion"
+    assert verdict_on("another", entries[::-1]) is None
+
+
+def test_the_counts_of_splits_stand_to_the_right(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    (tmp_path / "rows").mkdir()
+    meta: Any = {"splits": {"train": 1234}, "columns": ["text"], "text": ["text"], "labels": None, "metrics": {}}
+    meta |= {"dropped": {"empty": 2}, "duplicates": 1, "leakage": {"train/test": 0}}
+    rows = store.ingest(tmp_path / "rows", "rows", meta, cache=False).digest
+    document: Any = {"stages": [{"stage": "load_data", "artifact": rows}]}
+    found = _data(store, document)
+    assert found["data"]["rows"] == [["train", "1,234", "", "", "", ""]]
+    assert found["data"]["numbers"] == ["rows", "texts", "tokens", "too long", "chunks"]
+    assert found["data_lines"] == ["Dropped by load_data: empty 2", "Duplicates: 1", "No row stands in two splits."]

@@ -60,3 +60,5 @@ def test_a_retrain_that_is_under_way_again_or_ended_since_is_not_reported(recipe
     assert newest_ended(store, recipe.name) is None
     write_ended(store, Retrained(recipe.name, None, False, "said"), None)
     assert not report(crashed)
+    with pytest.raises(ConfigError, match="can't be reached"):  # it crashed after that end
+        report(replace(crashed, crashed=datetime.now(UTC) + timedelta(minutes=1)))

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ import uvicorn
 
 from tests.flows.prefect_api import Api
 from tests.helpers.command_line import Shell
+from tests.helpers.serving import serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
@@ -163,6 +165,26 @@ def test_a_connection_a_request_and_a_touch_count_as_use(folder: Folder) -> None
 
 def test_a_server_that_can_not_be_asked_counts_as_scheduled() -> None:
     assert server_process.is_scheduled(1)
+
+
+def test_every_page_of_deployments_is_asked_for_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_process, "PAGE", 2)
+    active: list[bool] = []
+
+    class Deployments(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            page = active[asked["offset"] :][: asked["limit"]]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps([{"schedules": [{"active": one}]} for one in page]).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Print nothing."""
+
+    with serving(HTTPServer(("127.0.0.1", 0), Deployments)) as server:
+        for active in ([], [True], [False] * 2, [False] * 4, [False, False, False, True]):
+            assert server_process.is_scheduled(server.server_address[1]) == any(active)
 
 
 def test_a_wrong_time_is_one_clear_error(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import uuid
+from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,11 +13,13 @@ from typing import Any
 import pytest
 import yaml
 
-from trnflow.flows.services.automations import _did_not_run, _pauses
+from trnflow.flows.services import crashed_runs
+from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
-from trnflow.flows.services.crashed_runs import CrashedRun
-from trnflow.flows.services.notification import VARIABLE, Block, take_setting
-from trnflow.flows.services.recovery import _is_unfinished
+from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unreported_crashes
+from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
+from trnflow.flows.services.recovery import _is_left, _is_unfinished, recovery_automations, tend_runs
+from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -90,6 +94,65 @@ def test_each_crash_is_reported_once() -> None:
     assert again.event_id == crash.event_id and len({crash.event_id, later.event_id, other.event_id}) == 3
 
 
+def test_a_crash_is_what_the_flow_run_says() -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    given = {"recipe": "tiny.yaml", "overrides": ["train.seed=2"]}
+    run = FlowRun(flow_id=uuid.uuid4(), name="old-crow", state=Crashed(), parameters=given, run_count=4)
+    assert run.state is not None
+    wanted = CrashedRun(run.id, "old-crow", 4, run.state.timestamp, "tiny.yaml", ["train.seed=2"])
+    assert _crashed_run(run) == wanted
+    assert _crashed_run(run.model_copy(update={"parameters": {"recipe": "tiny.yaml"}})).overrides == []
+
+
+def test_crashes_of_the_last_day_that_nobody_reported_are_to_be_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    ours, theirs = (
+        SimpleNamespace(id=uuid.uuid4(), job_variables={"env": env}) for env in ({}, {"TRNFLOW_PROJECT": "x"})
+    )
+
+    def run(name: str, *, hours: float = 1.0, starts: int = 4, of: Any = ours) -> FlowRun:
+        state = Crashed(timestamp=datetime.now(UTC) - timedelta(hours=hours))
+        return FlowRun(flow_id=of.id, name=name, state=state, run_count=starts, deployment_id=of.id)
+
+    runs = [run("new"), run("told"), run("old", hours=25), run("again", starts=3), run("theirs", of=theirs)]
+    told = _crashed_run(runs[1]).event_id
+
+    def request(method: str, path: str, json: Any) -> Any:
+        return SimpleNamespace(json=lambda: {"events": [{}] if json["filter"]["id"]["id"] == [str(told)] else []})
+
+    client: Any = SimpleNamespace(
+        read_deployments=lambda: [ours, theirs], read_flow_runs=lambda **asked: runs, request=request
+    )
+    monkeypatch.setattr(crashed_runs, "connected", lambda: nullcontext(client))
+    monkeypatch.delenv("TRNFLOW_PROJECT", raising=False)
+    assert [each.name for each in unreported_crashes(3)] == ["new"]
+
+
+@pytest.mark.parametrize(
+    ("flow", "starts", "hours", "left"),
+    [
+        ("retrain", 1, 1, True), ("retrain", 3, 23, True), ("retrain", 4, 1, False), ("retrain", 0, 1, False),
+        ("retrain", 3, 25, False), ("retrain", 3, 0, False), ("watch", 1, 1, False),
+    ],
+)  # fmt: skip
+def test_a_crashed_run_is_scheduled_again_three_times_within_a_day(
+    flow: str, starts: int, hours: int, left: bool
+) -> None:
+    from prefect.client.schemas.objects import FlowRun
+    from prefect.states import Crashed
+
+    options = signature(tend_runs).parameters
+    state = Crashed(timestamp=datetime.now(UTC) - timedelta(hours=hours))
+    run = FlowRun(flow_id=uuid.uuid4(), state=state, run_count=starts, deployment_id=uuid.uuid4())
+    assert _is_left(run, flow, options["left"].default, options["times"].default) == left
+    said = next(each for each in recovery_automations() if each.name == "trnflow: crashed runs are scheduled again")
+    assert "at most 3 times" in str(said.description)
+
+
 def test_a_flow_run_does_not_look_after_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     from prefect.client.schemas.objects import FlowRun
     from prefect.states import Cancelling, Running, Scheduled
@@ -108,3 +171,27 @@ def test_the_address_of_a_webhook_is_a_secret_and_so_is_its_path(monkeypatch: py
     for said in (f"POST {address} failed", "no answer to POST /services/T0ken-of-test-projects"):
         assert "T0ken-of-test-projects" not in scrub(said)
     assert take_setting() is None, "the processes that are started do not see it"
+
+
+@pytest.mark.parametrize(("kind", "action"), [("webhook", "call-webhook"), ("slack-webhook", "send-notification")])
+def test_each_kind_of_block_is_told_in_its_way_of_retrains_and_of_those_that_are_missed(kind: str, action: str) -> None:
+    from prefect.client.schemas.schedules import IntervalSchedule
+
+    daily = SimpleNamespace(schedule=IntervalSchedule(interval=timedelta(days=1)), active=True, parameters={})
+    retrain: Any = SimpleNamespace(id=uuid.uuid4(), parameters={"recipe": "mine"}, paused=False, schedules=[daily])
+    made: Any = [*_wanted(retrain, {("mine",): "Mine"}, Block(uuid.uuid4(), kind, "team"), "trnflow")]  # type: ignore[dict-item]
+    assert {each.name: each.actions[0].type for each in made} == {
+        "trnflow: data changed": "run-deployment", "trnflow: retrained": action, "trnflow: Mine did not run": action,
+    }  # fmt: skip
+
+
+def test_a_block_that_sends_no_notifications_is_refused() -> None:
+    def asked(kind: str, *capabilities: str) -> None:
+        block = SimpleNamespace(id=uuid.uuid4(), block_schema=SimpleNamespace(capabilities=capabilities))
+        client: Any = SimpleNamespace(read_block_document_by_name=lambda name, kind, include_secrets: block)
+        check_block(client, f"{kind}/team")
+
+    asked("webhook")
+    asked("slack-webhook", "notify")
+    with pytest.raises(ConfigError, match="the block s3-bucket/team sends no notifications"):
+        asked("s3-bucket", "get-directory")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
+from trnflow.flows.services.run_view.sweep import SweepPage
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.event_types import PlannedStage
 
@@ -104,3 +105,16 @@ def test_the_result_of_a_retrain_has_figures_checks_and_the_report() -> None:
         "| check lengths of a | warned: 0.2, limit 0.1 |", "| check lengths of b | passed: 0, limit 0.1 |",
         "| check leakage | not applied: ?, limit 0.01 |", "", "`trnflow report R` writes the page of the run.",
     ]  # fmt: skip
+
+
+def test_a_sweep_has_one_table_whose_rows_are_replaced() -> None:
+    page = Shown()
+    shown = SweepPage(page)  # type: ignore[arg-type]
+    trial = {"number": 0, "state": "completed", "value": 0.5, "settings": {"train.seed": 1}, "run": "r", "error": None}
+    content = {"study": "s", "metric": "loss", "trials": [], "best": None, "winner": None}
+    for trials in ([], [trial]):
+        shown.show({**content, "trials": trials, "best": trials[-1] if trials else None})
+    (created, first), (replaced, second) = page.sent
+    assert (created, replaced, second["number"]) == ("create_table_artifact", "_replace", "id")
+    assert first["table"] == [] and second["table"][0]["loss"] == "0.5"
+    assert second["description"] == "Sweep s: 1 trials ended; the best is trial 0: loss 0.5"

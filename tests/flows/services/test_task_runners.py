@@ -24,6 +24,7 @@ from tests.launch.processes import marked
 from trnflow.flows.recipes.sections import TaskRunnerConfig
 from trnflow.flows.runner.context import refuse_task_runners
 from trnflow.flows.runner.parts.worker_process import make_part_apart
+from trnflow.flows.services.task_runners import _unreachable
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import CodeError, ConfigError, StoreError
 from trnflow.tasks.launch.call import Call
@@ -283,3 +284,11 @@ def test_a_local_dask_runs_nothing_of_the_machine_s_other_users(tmp_path: Path) 
         done = subprocess.run([sys.executable, "-c", STRANGER, *tried], capture_output=True, text=True)
         cluster.stdin.close()
     assert done.returncode == 0 and not done.stdout, done.stdout
+
+
+@pytest.mark.parametrize(
+    ("address", "where"), [(None, "this machine"), ("tcp://me:hunter22@scheduler:8786", "tcp://***@scheduler:8786")]
+)
+def test_a_cluster_that_can_not_be_used_is_named_without_its_password(address: str | None, where: str) -> None:
+    error = _unreachable(TaskRunnerConfig(kind="dask", address=address), OSError("no\n  route"))
+    assert error.message == f"task_runner: dask can't be used on {where}: no route"

@@ -23,7 +23,7 @@ from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.plan import read_plan
 from trnflow.flows.sweeps.study import open_study
 from trnflow.flows.sweeps.sweep import Sweep
-from trnflow.flows.sweeps.trial import Watch
+from trnflow.flows.sweeps.trial import Watch, seconds_of
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog
@@ -182,3 +182,13 @@ def test_a_trial_that_waits_for_another_run_says_so_and_ends_when_the_sweep_stop
     (line,) = said
     assert line.startswith("trial 3: words waits for ")
     assert "(run other, since " in line
+
+
+@pytest.mark.parametrize(
+    ("name", "action", "seconds"), [("tokenize_text", "hit", 9.0), ("tokenize_text", "ran", 0.0), ("train", "hit", 0.0)]
+)
+def test_a_trial_is_charged_what_it_found_of_other_stages(
+    tmp_path: Path, name: str, action: str, seconds: float
+) -> None:
+    found: Any = SimpleNamespace(name=name, action=action, key=None, seconds=9.0)
+    assert seconds_of(new_store(tmp_path), found) == seconds

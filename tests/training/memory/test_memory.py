@@ -20,7 +20,7 @@ from trnflow.tasks.train import TrainConfig, train
 from trnflow.tasks.training.memory.device_fit import fit_to_device
 from trnflow.tasks.training.memory.estimate import GIB, Memory, check_memory
 from trnflow.tasks.training.memory.micro_batch import candidates, largest_fitting
-from trnflow.tasks.training.memory.trace_process import trace_in_process, trace_key
+from trnflow.tasks.training.memory.trace_process import _trace, trace_in_process, trace_key
 from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 from trnflow.tasks.training.model.build import build
 
@@ -311,8 +311,9 @@ def test_a_model_whose_code_needs_values_is_not_guessed(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(LlamaForCausalLM, "forward", needs_values)
     config = TrainConfig(engine="native", global_batch=8)
-    with pytest.raises(Untraceable, match="its memory is not known"):
+    with pytest.raises(Untraceable, match="its memory is not known") as caught:
         trace_memory(config, scratch(**LLAMA), row_meta(64))
+    assert _trace(config, scratch(**LLAMA), row_meta(64), None) == (0, None, caught.value.message)
     packed = packed_lm(tmp_path / "packed", rows=8)
     assert fit_to_device(config, scratch(**LLAMA), packed, quiet(tmp_path)) == (config, None)
 

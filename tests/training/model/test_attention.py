@@ -15,6 +15,7 @@ from trnflow.tasks.errors import ModelError, TrnflowError
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.model.attention import (
     attend_documents,
+    attend_heads,
     attend_rows,
     attend_varlen,
     attention_kind,
@@ -158,3 +159,16 @@ def test_what_it_can_not_be_used_for_is_refused(tmp_path) -> None:
     with pytest.raises(TrnflowError, match=wanted if has_varlen() else "varlen needs torch 2.11 or later"):
         with_attention(config, dropping)
     assert attention_kind(config.model_copy(update={"attention": "auto"}), dropping) == "sdpa"
+
+
+@pytest.mark.parametrize("heads", [(4, 4), (4, 2), (2, 1)], ids=str)
+def test_products_of_heads_are_what_a_mask_gives(heads: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, count, 7, 8) for count in (heads[0], heads[1], heads[1]))
+    ids = segments([[3, 4], [5]], 7)
+    order = torch.arange(7)
+    seen = (ids[:, :, None] == ids[:, None, :]) & (order[:, None] >= order[None])
+    module, mask = SimpleNamespace(training=False), torch.where(seen, 0.0, HIDDEN)[:, None]
+    for scale in (None, 0.3):
+        found, _ = attend_heads(module, query, key, value, mask, scaling=scale)
+        torch.testing.assert_close(found, masked(query, key, value, ids, scale))

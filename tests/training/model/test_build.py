@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -20,8 +22,11 @@ from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.evaluation.models import longest_sequence
 from trnflow.tasks.export.examples import example
+from trnflow.tasks.predict_before import _built
+from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.losses import loss_sum
 from trnflow.tasks.training.model.build import build, checkpointed_layers, logits_of, model_config
+from trnflow.tasks.training.model.noise import add_noise
 
 ENCODERS = [BERT, {**BERT, "model_type": "roberta"}, DISTILBERT, LLAMA]
 
@@ -123,3 +128,23 @@ def test_every_nth_layer_is_recomputed(tmp_path) -> None:
     assert checkpointed_layers(model, 5) == [layers[4]]
     with pytest.raises(ModelError, match="train.remat is 6, and BertForSequenceClassification has 5 layers"):
         checkpointed_layers(model, 6)
+
+
+class Embedding(torch.nn.Embedding):
+    def get_input_embeddings(self) -> torch.nn.Embedding:
+        return self
+
+
+def test_no_noise_is_added_where_none_is_asked_for() -> None:
+    embed, ids = Embedding(16, 32), torch.arange(8)[None]
+    add_noise(TrainConfig(engine="native"), embed)
+    assert embed.train()(ids).equal(embed.weight[ids])
+
+
+def test_types_of_two_texts_are_read_by_a_model_that_has_some(tmp_path) -> None:
+    packed = packed_classes(tmp_path, rows=2, lengths=[8], validation=2)
+    found = [
+        _built(scratch(**model), None, replace(packed, meta={**packed.meta, "pair": pair})).model.reads_types
+        for model in (BERT, DISTILBERT) for pair in (True, False)
+    ]  # fmt: skip
+    assert [*map(bool, found)] == [True, False, False, False]

@@ -26,6 +26,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training.batches import sampler
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.started_model import build_started
 from trnflow.tasks.training.model.adapters import prepared
@@ -144,6 +145,16 @@ def test_a_new_head_begins_with_the_means_of_trains_targets(
     )
 
 
+@pytest.mark.parametrize("block", [1, 7, 1000])
+def test_means_of_targets_are_of_all_rows_however_many_are_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
+) -> None:
+    monkeypatch.setattr(sampler, "BLOCK", block)
+    train = Split(packed_targets(tmp_path, "regression", ["joy", "anger"], rows=15), "train")
+    rows = [train.read(at).targets for at in train.in_order(5)]
+    np.testing.assert_allclose(train.target_means(), np.concatenate(rows).mean(0), rtol=1e-6)
+
+
 def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
     packed = packed_targets(tmp_path / "packed", "regression", ["joy", "anger"])
     config = {**BERT, "id2label": {0: "joy", 1: "anger"}, "problem_type": "regression"}
@@ -156,3 +167,10 @@ def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
 def test_a_label_that_no_row_has_begins_with_a_finite_number() -> None:
     first = kind_of("multi_label").first_outputs(lambda: np.array([0.0, 1.0]), 50)
     assert np.allclose(first, [-np.log(101), np.log(101)])
+
+
+def test_a_row_without_tags_has_no_loss_and_none_is_decided() -> None:
+    targets = torch.tensor([[0, 1, -100], [-100, -100, -100]], dtype=torch.int32)
+    found = kind_of("token_classification").outputs(torch.zeros(2, 3, 4), targets)
+    np.testing.assert_allclose(found.loss, [np.log(4), 0.0])
+    assert (found.decided == -100).tolist() == (targets == -100).tolist()

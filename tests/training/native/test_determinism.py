@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from trnflow.tasks.train import TrainConfig, environ, train
 from trnflow.tasks.training.choose_engine import make_engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.native.determinism import _place
 from trnflow.tasks.training.optim.optimizer import scalars
 
 
@@ -85,6 +87,18 @@ def test_a_failed_compilation_names_the_place_and_the_way_without(function: Any,
     with pytest.raises(CompileError, match=f"torch.compile failed in bert.encoder.layer.{message}") as caught:
         run_stage(function, config, tmp_path / "run", **inputs)
     assert "train.compile=false" in caught.value.fix
+
+
+def test_the_place_of_a_failure_is_the_innermost_line() -> None:
+    error: Any = RuntimeError("no")
+    assert _place(error) == ""
+    lines = {"train.py": "loop", "layers.py": "forward", "model.py": "attend"}
+    error.real_stack = [
+        SimpleNamespace(filename=f"/x/{file}", lineno=len(name), name=name) for file, name in lines.items()
+    ]
+    assert _place(error) == " at model.py:6, in attend"
+    error.block = "layer.0"
+    assert _place(error) == " in layer.0 at model.py:6, in attend"
 
 
 def test_it_is_keyed_and_of_engine_native_alone() -> None:

@@ -20,11 +20,11 @@ from trnflow.flows.runner.parts.carried_code import packed_code, refuse_foreign
 from trnflow.flows.runner.parts.worker_process import make_part_apart
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import run
-from trnflow.tasks.artifact import Artifact, File, Meta
+from trnflow.tasks.artifact import Artifact, File, Meta, Source
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.keys.hash_cache import Memo
-from trnflow.tasks.keys.hooks import code_source
+from trnflow.tasks.keys.hooks import FILES, code_source
 from trnflow.tasks.launch.call import Call
 from trnflow.tasks.store import Store
 
@@ -109,3 +109,28 @@ def test_only_what_this_run_carried_is_taken(project: Path) -> None:
             refuse_foreign(replace(artifact, files=(*artifact.files, added)), carried)
     with pytest.raises(CodeError, match="is not what this run carried"):
         refuse_foreign(Artifact(artifact.digest, "code", {}, artifact.files[:1]), carried)
+
+
+def test_modules_from_elsewhere_are_carried_and_what_no_worker_could_read_is_refused(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    store.prepare()
+    for name in ("own/mine.py", "own/words.txt", "apart/beside/__init__.py", "apart/beside/fast.so", "far/words.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(name)
+
+    def carried(files: dict[str, str], read: str = "own/words.txt") -> Meta:
+        location = {
+            "search": [str(tmp_path / "own")],
+            "files": {name: str(tmp_path / file) for name, file in files.items()},
+            "program": {f"{FILES}: words.txt": str(tmp_path / read), "trnflow": "/nowhere"},
+        }
+        packed = packed_code(Source("code", {}, location), store, tmp_path / f"packed-{len(files)}")
+        return dict(packed.location["carried"])
+
+    found = carried({"mine": "own/mine.py", "beside": "apart/beside/__init__.py"})
+    assert found["files"] == {"mine": "0/mine.py", "beside": "1/beside/__init__.py"}
+    assert [*found["read"].values()] == ["0/words.txt"] and found["search"] == ["0", "1"]
+    with pytest.raises(CodeError, match=r"beside.fast is fast.so: only .py files are carried"):
+        carried({"beside.fast": "apart/beside/fast.so"})
+    with pytest.raises(CodeError, match="words.txt lies beside no module that reads it"):
+        carried({"mine": "own/mine.py"}, read="far/words.txt")
