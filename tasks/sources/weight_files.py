@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.stage import read_json
+from trnflow.tasks.system.json_objects import parse_small
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER = 16 << 20
@@ -17,8 +16,8 @@ HEADERS = 64 << 20
 """Most bytes of all files' headers together."""
 LONGEST = 255
 """Most bytes of a file's name."""
-LISTED = 64 << 20
-"""Most bytes of the list of files."""
+LISTED = 32 << 20
+"""Most bytes of the list of files: of DeepSeek-V3 it has 9 MB."""
 TENSORS = 1_000_000
 """Most tensors of a model."""
 
@@ -41,7 +40,7 @@ def _listed(index: Path) -> list[str]:
     try:
         if index.stat().st_size > LISTED:
             raise ValueError(f"it has more than {LISTED >> 20} MiB")
-        names = sorted({*read_json(index)["weight_map"].values()})
+        names = sorted({*parse_small(index.read_bytes())["weight_map"].values()})
         if elsewhere := [name for name in names if Path(name).name != name or len(os.fsencode(name)) > LONGEST]:
             raise ValueError(f"{elsewhere[0][:LONGEST]} is no name of a file")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -70,7 +69,7 @@ def _header(file: Path, most: int) -> tuple[Meta, int]:
             if size > most:
                 many = f"the headers of all files have more than {HEADERS >> 20} MiB"
                 raise ValueError(f"its header has {size:,} bytes" if size > HEADER else many)
-            header: Meta = json.loads(opened.read(size))
+            header: Meta = parse_small(opened.read(size))
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
         if not all(isinstance(size, int) and size >= 0 for entry in tensors for size in entry["shape"]):
