@@ -27,7 +27,7 @@ from trnflow.tasks.sources.model_sizes import (
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
-from trnflow.tasks.system.json_objects import parse_small
+from trnflow.tasks.sources.weight_files import parse_small
 from trnflow.tasks.system.redaction import fill_variables
 
 TOKENIZER_FILES = (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.system.json_objects import parse_small
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER = 16 << 20
@@ -20,6 +21,17 @@ LISTED = 32 << 20
 """Most bytes of the list of files: of DeepSeek-V3 it has 9 MB."""
 TENSORS = 1_000_000
 """Most tensors of a model."""
+
+VALUES = 2_000_000
+"""The most values of a document from elsewhere: of a million tensors a model's list of files has as many."""
+
+
+def parse_small(data: bytes) -> Any:
+    """Parse JSON from elsewhere. Raises ValueError, also for more than VALUES values: 3 bytes become an empty list of 64."""
+    # those in texts are counted, too
+    if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
+        raise ValueError(f"it has more than {VALUES:,} values")
+    return json.loads(data)
 
 
 def weight_files(folder: Path) -> list[Path]:

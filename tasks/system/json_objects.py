@@ -10,18 +10,8 @@ from typing import Any, Literal, NotRequired, Required, Union, get_args, get_ori
 
 DEEPEST = 100
 """The most levels of a document: code that walks one by recursion never meets Python's limit."""
-VALUES = 2_000_000
-"""The most values of a document from elsewhere: of a million tensors a model's list of files has as many."""
 LARGEST = 1 << 63
 """Whole numbers are below: larger ones overflow where they become a float, a time or a pid."""
-
-
-def parse_small(data: bytes) -> Any:
-    """Parse JSON from elsewhere. Raises ValueError, also for more than VALUES values: 3 bytes become an empty list of 64."""
-    # those in texts are counted, too
-    if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
-        raise ValueError(f"it has more than {VALUES:,} values")
-    return json.loads(data)
 
 
 def read_object(data: bytes | str) -> dict[str, Any]:
