@@ -106,9 +106,12 @@ def program_files() -> Iterator[tuple[str, Path]]:
 
 
 def unpack_code(archive: Path, folder: Path) -> None:
-    """Write the files of an ARCHIVE below a folder."""
-    with tarfile.open(archive) as opened:
-        opened.extractall(folder, filter="data")
+    """Write the files of an ARCHIVE below a folder. Raises CodeError for what would be written elsewhere, and is no file."""
+    try:
+        with tarfile.open(archive) as opened:
+            opened.extractall(folder, filter="data")
+    except tarfile.TarError as error:
+        raise CodeError(f"the job's code can't be unpacked: {error}", "order the job anew") from error
 
 
 def _aside(store: Store) -> Path:

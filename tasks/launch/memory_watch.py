@@ -1,5 +1,5 @@
 """End this process when it holds too much memory, or a library takes too long, with one line, for commands that read files
-from elsewhere themselves.
+from elsewhere themselves, and for the process of a model that predicts for another program.
 
 A forked process measures: a thread would wait for the interpreter while a library parses.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import struct
 import time
@@ -36,10 +37,12 @@ def limited_time(seconds: float) -> Iterator[None]:
         _LIMIT.pack_into(_page, 0, 0.0, 0.0)
 
 
-def watch_memory(command: str, say: Callable[[MachineError], None]) -> None:
+def watch_memory(command: str, say: Callable[[MachineError], None], caller: int | None = None) -> None:
     """Fork a process that kills this one and its descendants when they hold more than the machine can spare.
 
-    say: prints the error. The other process ends with this one. Call it before there are threads, and before torch is loaded.
+    say: prints the error. caller: a descriptor; this process is killed, too, when the other end of it is closed: a library
+    that computes does not notice. The other process ends with this one. Call it before there are threads, and before torch
+    is loaded.
     """
     global _page
     watched, _page = os.getpid(), mmap(-1, _LIMIT.size)
@@ -48,29 +51,38 @@ def watch_memory(command: str, say: Callable[[MachineError], None]) -> None:
     try:
         # imported here, so that the command does not wait for it
         from trnflow.tasks.launch.guard import LOOK_MS, Held, die_with_parent
-        from trnflow.tasks.launch.memory import memory_limit, shown
+        from trnflow.tasks.launch.memory import memory_limit
 
         die_with_parent(watched)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # the watched process deals with them
             signal.signal(number, signal.SIG_IGN)
         os.closerange(0, 2)
-        held, most = Held(watched), memory_limit(None)
-        late = 0.0
-        while held.measure() <= most and not (late := _late(watched, _page)):
-            time.sleep(LOOK_MS / 1000)
-        if late:
-            what, other = (
-                f"its tokenizer took more than {late:,.0f} s of processor time",
-                "another model, or shorter texts",
-            )
-        else:
-            what, other = f"it held more than {shown(most)} of memory", "a machine with more memory"
-        say(MachineError(f"{command} was ended: {what}", f"a file that it reads may be an attack; else take {other}"))
+        held, most, late = Held(watched), memory_limit(None), 0.0
+        closed = select.poll()
+        if caller is not None:
+            closed.register(caller, 0)
+        gone: list[tuple[int, int]] = []
+        while held.measure() <= most and not (late := _late(watched, _page)) and not (gone := closed.poll(LOOK_MS)):
+            if os.getppid() != watched:  # where no kernel tells that it ended
+                return
+        if not gone:
+            say(_error(command, late, most))
         for pid in {*held.pids} - {os.getpid()}:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
     finally:
         os._exit(0)
+
+
+def _error(command: str, late: float, most: int) -> MachineError:
+    """Return why a command was ended: beyond a limit of `late` seconds, else (0) of `most` bytes."""
+    from trnflow.tasks.launch.memory import shown
+
+    what, other = f"it held more than {shown(most)} of memory", "a machine with more memory"
+    if late:
+        what = f"its tokenizer took more than {late:,.0f} s of processor time"
+        other = "another model, or shorter texts"
+    return MachineError(f"{command} was ended: {what}", f"a file that it reads may be an attack; else take {other}")
 
 
 def _late(pid: int, page: mmap) -> float:

@@ -24,7 +24,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.format.row_format import read_row_format
 from trnflow.tasks.data.limited_process import keep_servers
-from trnflow.tasks.errors import DataError, ProcessFailed, from_json, unexpected
+from trnflow.tasks.errors import DataError, MachineError, ProcessFailed, from_json, unexpected
+from trnflow.tasks.launch.memory_watch import watch_memory
 from trnflow.tasks.launch.python import python
 from trnflow.tasks.prediction.carried import carried_columns
 from trnflow.tasks.prediction.predict import open_model, predictor
@@ -63,7 +64,7 @@ class PredictingProcess:
         with theirs:
             # in a session of its own: Ctrl-C is for the caller, who ends the process
             self._process = subprocess.Popen(
-                python(f"{__name__}:serve", str(theirs.fileno())),
+                python(f"{__name__}:serve_watched", str(theirs.fileno())),
                 stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()], env=without_logins(predicting_environ()),
                 start_new_session=True,
             )  # fmt: skip
@@ -121,7 +122,7 @@ class PredictingProcess:
                 self._connection.send_bytes(asked)
                 self._await(bounds.seconds)
                 failure, answer = json.loads(self._connection.recv_bytes())
-        except (EOFError, OSError) as error:
+        except (EOFError, OSError, ValueError) as error:  # or what was left of an answer before the watch's error
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(1)
             self._end()
@@ -133,6 +134,8 @@ class PredictingProcess:
             self._end()
             raise
         if failure is not None:
+            if answer is None:  # the watch says so, and ends the process
+                self._end()
             failed = from_json(failure)
             failed.details = answer
             raise failed
@@ -154,10 +157,22 @@ def _end(process: subprocess.Popen[bytes], connection: Connection, owner: int) -
         process.wait()
 
 
-def serve(descriptor: str) -> None:
-    """Main function of the process: load the model that the first question names, then predict each question's rows.
+def serve_watched(descriptor: str) -> None:
+    """Main function of the process: `serve`, which ends with an error if the model takes too much memory or time."""
+    number = int(descriptor)
 
-    An answer is [null, the answer], or [an error, its traceback], as JSON.
+    def say(error: MachineError) -> None:
+        with suppress(OSError):
+            Connection(os.dup(number)).send_bytes(json.dumps([error.to_json(), None]).encode())
+
+    watch_memory("the process that predicts", say, caller=number)
+    serve(descriptor)
+
+
+def serve(descriptor: str) -> None:
+    """Answer questions: load the model that the first question names, then predict each question's rows.
+
+    An answer is [null, the answer], or [an error, its traceback], as JSON; of the watch [an error, null].
     """
     predict: Callable[[list[Any]], list[Meta]] | None = None
     scrub_logs()

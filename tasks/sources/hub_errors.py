@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from trnflow.tasks.errors import ConfigError, DataError, MachineError, ModelError
+from trnflow.tasks.sources.hub_client import bounded_answers, expect_files, is_name
 from trnflow.tasks.system.disk import KEPT_FREE
 from trnflow.tasks.system.redaction import scrub
 
@@ -32,6 +33,18 @@ def asked(ask: Callable[[float], Answer]) -> Answer:
             if not any(isinstance(cause, _http().TimeoutException) for cause in _causes(error)):
                 raise
     return ask(constants.HF_HUB_ETAG_TIMEOUT)
+
+
+def described(ask: Callable[[float], Any]) -> Any:
+    """Return what the hub says of a repository. Raises as `asked`, and ValueError for what no hub says."""
+    try:
+        info = asked(ask)
+        sizes = [file.size for file in info.siblings or ()]
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"its answer has another shape: {type(error).__name__} {error}") from error
+    if not is_name(info.sha) or not all(size is None or (isinstance(size, int) and size >= 0) for size in sizes):
+        raise ValueError("its answer has a commit or sizes that can't be")
+    return info
 
 
 def is_out_of_reach(error: BaseException) -> bool:
@@ -76,7 +89,8 @@ def hub_errors(section: Literal["data", "model"], repo: str, revision: str | Non
 
     what, kind = ("dataset", DataError) if section == "data" else ("model", ModelError)
     try:
-        yield
+        with bounded_answers():
+            yield
     except GatedRepoError as error:
         raise kind(
             f"{section}.source: the {what} {repo} is gated and no token that may read it was found",
@@ -116,6 +130,7 @@ def files_due(
         for path, (size, blob) in _listed(repo, commit, kind).items()
         if wanted(path) and not (blob and (blobs / blob).exists())
     }
+    expect_files(*due.values())
     missing = sum(due.values())
     free = shutil.disk_usage(next(place for place in (cache, *cache.parents) if place.exists())).free
     if due and free < missing + KEPT_FREE:
@@ -138,8 +153,10 @@ def _listed(repo: str, commit: str, kind: str) -> dict[str, tuple[int, str | Non
         pass
     try:
         # `list_repo_tree` asks for half a minute where nobody answers
-        info = HfApi().repo_info(
-            repo, repo_type=kind, revision=commit, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+        info = described(
+            lambda _: HfApi().repo_info(
+                repo, repo_type=kind, revision=commit, files_metadata=True, timeout=constants.HF_HUB_ETAG_TIMEOUT
+            )
         )
     except unreachable():
         return {}

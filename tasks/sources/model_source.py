@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from fnmatch import fnmatchcase
@@ -14,7 +13,8 @@ from pydantic import field_validator, model_validator
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import SOURCE, StageConfig
 from trnflow.tasks.errors import ConfigError, ModelError
-from trnflow.tasks.sources.hub_errors import asked, files_due, hub_errors
+from trnflow.tasks.sources.hub_client import expect_files
+from trnflow.tasks.sources.hub_errors import described, files_due, hub_errors
 from trnflow.tasks.sources.model_sizes import (
     CONFIG,
     FILES,
@@ -27,6 +27,7 @@ from trnflow.tasks.sources.model_sizes import (
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
+from trnflow.tasks.sources.weight_files import parse_small
 from trnflow.tasks.system.redaction import fill_variables
 
 TOKENIZER_FILES = (
@@ -209,12 +210,15 @@ def _ask_hub(repo: str, revision: str) -> Meta:
     from huggingface_hub import HfApi, hf_hub_download
 
     with hub_errors("model", repo, revision):
-        info = asked(lambda seconds: HfApi().model_info(repo, revision=revision, timeout=seconds, files_metadata=True))
+        info = described(
+            lambda seconds: HfApi().model_info(repo, revision=revision, timeout=seconds, files_metadata=True)
+        )
         sizes = {file.rfilename: file.size for file in info.siblings or ()}
         names = [*sizes]
 
         def read(name: str) -> Any:
             check_parsed(repo, name, sizes.get(name))
+            expect_files(sizes.get(name) or 0)
             # which asks again by itself
             return _read_config(Path(hf_hub_download(repo, name, revision=info.sha)))
 
@@ -247,7 +251,7 @@ def _read_config(file: Path) -> Any:
     if file.stat().st_size > CONFIG:
         raise ModelError(f"model.source: {file} has more than {CONFIG >> 20} MiB", "save the model anew")
     try:
-        document = json.loads(file.read_text(encoding="utf-8"))
+        document = parse_small(file.read_bytes())
     except (ValueError, RecursionError) as error:
         why = "nested too deeply" if isinstance(error, RecursionError) else error
         raise ModelError(f"model.source: {file} is no JSON that can be read: {why}", "save the model anew") from error

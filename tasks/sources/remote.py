@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 from trnflow.tasks.artifact import Json, Meta, Source
 from trnflow.tasks.errors import DataError, MissingDependency
 from trnflow.tasks.sources.data_files import DataFile, visible_files
-from trnflow.tasks.sources.hub_errors import asked, hub_errors
+from trnflow.tasks.sources.hub_errors import described, hub_errors
 from trnflow.tasks.sources.remote_errors import explain_error
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.split_files import FileSettings, choose_files, files_source
@@ -119,7 +119,7 @@ def _ask_hub(repo: str, revision: str) -> Json:
     from huggingface_hub import HfApi
 
     with hub_errors("data", repo, revision):
-        info = asked(lambda seconds: HfApi().dataset_info(repo, revision=revision, timeout=seconds))
+        info = described(lambda seconds: HfApi().dataset_info(repo, revision=revision, timeout=seconds))
         return {"commit": info.sha}
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.stage import read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 HEADER = 16 << 20
@@ -17,10 +17,21 @@ HEADERS = 64 << 20
 """Most bytes of all files' headers together."""
 LONGEST = 255
 """Most bytes of a file's name."""
-LISTED = 64 << 20
-"""Most bytes of the list of files."""
+LISTED = 32 << 20
+"""Most bytes of the list of files: of DeepSeek-V3 it has 9 MB."""
 TENSORS = 1_000_000
 """Most tensors of a model."""
+
+VALUES = 2_000_000
+"""The most values of a document from elsewhere: of a million tensors a model's list of files has as many."""
+
+
+def parse_small(data: bytes) -> Any:
+    """Parse JSON from elsewhere. Raises ValueError, also for more than VALUES values: 3 bytes become an empty list of 64."""
+    # those in texts are counted, too
+    if sum(map(data.count, (b",", b"[", b"{"))) > VALUES:
+        raise ValueError(f"it has more than {VALUES:,} values")
+    return json.loads(data)
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -41,7 +52,7 @@ def _listed(index: Path) -> list[str]:
     try:
         if index.stat().st_size > LISTED:
             raise ValueError(f"it has more than {LISTED >> 20} MiB")
-        names = sorted({*read_json(index)["weight_map"].values()})
+        names = sorted({*parse_small(index.read_bytes())["weight_map"].values()})
         if elsewhere := [name for name in names if Path(name).name != name or len(os.fsencode(name)) > LONGEST]:
             raise ValueError(f"{elsewhere[0][:LONGEST]} is no name of a file")
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
@@ -70,7 +81,7 @@ def _header(file: Path, most: int) -> tuple[Meta, int]:
             if size > most:
                 many = f"the headers of all files have more than {HEADERS >> 20} MiB"
                 raise ValueError(f"its header has {size:,} bytes" if size > HEADER else many)
-            header: Meta = json.loads(opened.read(size))
+            header: Meta = parse_small(opened.read(size))
         tensors = [entry for name, entry in header.items() if name != "__metadata__"]
         end = max((int(entry["data_offsets"][1]) for entry in tensors), default=0)
         if not all(isinstance(size, int) and size >= 0 for entry in tensors for size in entry["shape"]):

@@ -134,8 +134,10 @@ def serve(files: dict[str, bytes], kind: str = "datasets") -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def hub_of(files: dict[str, bytes], kind: str, sizes: Mapping[str, int] | None = None) -> Iterator[Hub]:
-    hub = Hub(("127.0.0.1", 0), Handler)
+def hub_of(
+    files: dict[str, bytes], kind: str, sizes: Mapping[str, int] | None = None, handler: type[Handler] = Handler
+) -> Iterator[Hub]:
+    hub = Hub(("127.0.0.1", 0), handler)
     hub.files, hub.kind, hub.sizes = files, kind, sizes or {}
     with serving(hub):
         yield hub

@@ -45,10 +45,21 @@ def test_a_config_that_takes_all_memory_ends_with_one_line(command: str, tmp_pat
     assert f"error: {command.partition(' ')[0]} was ended: it held more than 0.146" in done.stderr
 
 
-def test_the_process_that_measures_ends_with_the_command(tmp_path: Path) -> None:
+WITHOUT_A_KERNEL_THAT_TELLS = """
+import sys
+from trnflow.tasks.launch import guard
+guard._prctl = lambda option, value: None
+from trnflow.flows.cli.main import main
+sys.exit(main())
+"""
+"""The command line as on macOS, where no process ends with its parent."""
+
+
+@pytest.mark.parametrize("program", [["-m", "trnflow"], ["-c", WITHOUT_A_KERNEL_THAT_TELLS]])
+def test_the_process_that_measures_ends_with_the_command(program: list[str], tmp_path: Path) -> None:
     """Else who reads the command's output to its end waits for ever."""
     (tmp_path / "rows.csv").write_text("a,b\n1,2\n")
     done = subprocess.run(
-        [sys.executable, "-m", "trnflow", "new", "rows.csv"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, *program, "new", "rows.csv"], cwd=tmp_path, capture_output=True, text=True, timeout=60
     )
     assert done.returncode in (1, 2) and "fix:" in done.stderr

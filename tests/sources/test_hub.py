@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from tests.helpers.hub_server import hub_of, run_program
+from tests.helpers.hub_server import Handler, hub_of, run_program
 from tests.helpers.serving import address_of
 from trnflow.tasks.sources.hub_errors import asked
 
@@ -124,3 +126,86 @@ def test_what_the_cache_has_of_an_older_commit_is_not_counted(tmp_path: Path, sh
         hub.head, hub.files = "c" * 40, hub.files | {"model.safetensors": b"another"}
         (refused,) = run_program(LOOK, address_of(hub), tmp_path / "hf", str(tmp_path))[1:]
     assert "500,000.0 GB of me/set are to be downloaded" in refused["message"]
+
+
+class Liar(Handler):
+    """A hub whose files never end, are packed though nobody asked, or are to be written outside the cache."""
+
+    lie: str
+
+    def _send(self, code: int, body: bytes, headers: dict[str, str]) -> None:
+        wanted = self.path.rpartition("/")[2] == "config.json"
+        if wanted and self.lie in ("etag", "x-linked-etag", "x-repo-commit"):
+            headers = {**headers, self.lie: '"../../../../../outside"'}
+        if wanted and self.lie == "packed" and self.command == "GET":
+            body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip"}
+        if self.command == "GET" and (
+            (wanted and self.lie == "endless") or (self.lie == "endless list" and "/api/" in self.path)
+        ):
+            self._send_for_ever(headers)
+        else:
+            super()._send(code, body, headers)
+
+    def _json(self, document: object) -> None:
+        if isinstance(document, dict) and self.lie == "commit":
+            document |= {"sha": "../../../../../outside"}
+        if isinstance(document, dict) and self.lie == "size":
+            document["siblings"][0]["size"] = "large"
+        super()._json([] if self.lie == "list" else document)
+
+    def _send_for_ever(self, headers: dict[str, str]) -> None:
+        self.send_response(200)
+        for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        with suppress(ConnectionError):
+            for _ in range(256):
+                self.wfile.write(b"100000\r\n" + bytes(1 << 20) + b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("lie", "says"),
+    [
+        ("endless", "it sends more than the 16 MiB that it may"),
+        ("endless list", "it sends more than the 64 MiB that it may"),
+        ("packed", "its answer is compressed, and was not asked to be"),
+        *((name, f"its header {name} is no name of a file") for name in ("etag", "x-linked-etag", "x-repo-commit")),
+        ("commit", "its answer has a commit or sizes that can't be"),
+        ("size", "its answer has a commit or sizes that can't be"),
+        ("list", "its answer has another shape"),
+    ],
+)
+def test_what_a_hub_that_lies_sends_is_bounded_and_stays_in_the_cache(
+    lie: str, says: str, tmp_path: Path, shared: Path
+) -> None:
+    held, cache = shared / "assets/stories260K-hf", tmp_path / "a/b/c/d/hf"
+    files = {name: (held / name).read_bytes() for name in ("config.json", "tokenizer.json", "model.safetensors")}
+    with hub_of(files, "models", handler=type("Told", (Liar,), {"lie": lie})) as hub:
+        (error,) = run_program(LOOK, address_of(hub), cache, str(tmp_path / "home"))
+    assert error["type"] == "ModelError"
+    assert f"me/set is no file or folder here, and the hub could not be asked: {says}" in error["message"]
+    assert not [*tmp_path.rglob("outside*")]
+    assert sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) < 1 << 20
+
+
+def test_clients_of_a_program_that_imports_trnflow_stay_as_they_are(tmp_path: Path, shared: Path) -> None:
+    """Its own factory makes them, and outside a lookup nothing is bounded."""
+    own = """
+import huggingface_hub
+from huggingface_hub.utils import get_session
+from huggingface_hub.utils._http import default_client_factory
+made = []
+huggingface_hub.set_client_factory(lambda: made.append(1) or default_client_factory())
+"""
+    later = """
+answers.append([bool(made), get_session().get(sys.argv[2]).headers["content-encoding"]])
+print(json.dumps(answers))
+"""
+    held = shared / "assets/stories260K-hf"
+    files = {name: (held / name).read_bytes() for name in ("config.json", "tokenizer.json", "model.safetensors")}
+    with hub_of(files, "models", handler=type("Told", (Liar,), {"lie": "packed"})) as hub:
+        url = f"{address_of(hub)}/me/set/resolve/main/config.json"
+        program = own + LOOK.replace("print(json.dumps(answers))\n", "") + later
+        program = program.replace("offline=len(sys.argv) > 2", "offline=False")
+        answers = run_program(program, address_of(hub), tmp_path / "hf", str(tmp_path), url)
+    assert answers[0]["type"] == "ModelError" and answers[1] == [True, "gzip"]

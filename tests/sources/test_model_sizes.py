@@ -226,7 +226,7 @@ def test_published_folders_hold_what_they_say() -> None:
         ('{"weight_map": {"a": "/etc/passwd"}}', "/etc/passwd is no name of a file"),
         ('{"weight_map": []}', "is no list of files"),
         ("[" * 10**6, "is no list of files"),
-        (" " * (64 << 20) + "{}", "it has more than 64 MiB"),
+        (" " * (32 << 20) + "{}", "it has more than 32 MiB"),
     ],
     ids=["elsewhere", "shape", "nested", "large"],
 )
@@ -300,6 +300,30 @@ def test_a_large_file_beside_the_weights_is_not_parsed(
     at_hub = Source("model", {}, {"tokenizer": {"repo": "org/model", "commit": "1"}})
     with pytest.raises(ModelError, match=error):
         tokenizer_folder(at_hub)
+
+
+LISTS = b"[" + b"[]," * 2_100_000 + b"[]]"
+"""6 MB, of which Python makes 140."""
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("config.json", b'{"a": %s}' % LISTS),
+        ("modules.json", LISTS),
+        ("model.safetensors", (len(LISTS) + 7).to_bytes(8, "little") + b'{"a": %s}' % LISTS),
+        ("model.safetensors.index.json", b'{"a": %s, "weight_map": {}}' % LISTS),
+    ],
+)
+def test_files_of_millions_of_values_are_not_parsed(tmp_path: Path, name: str, text: bytes) -> None:
+    """Nor are the lists of files that are larger than any published one."""
+    write_weights(tmp_path / "model/model.safetensors", shapes_of(LLAMA))
+    resolve(tmp_path, LLAMA)
+    if name == "model.safetensors.index.json":
+        (tmp_path / "model/model.safetensors").rename(tmp_path / "model/a.safetensors")
+    (tmp_path / "model" / name).write_bytes(text)
+    with pytest.raises(ModelError, match=rf"model/{name} .*it has more than 2,000,000 values"):
+        model_source(ModelConfig(source=str(tmp_path / "model")), Resolver(tmp_path / "home"))
 
 
 def test_a_large_chat_template_is_not_parsed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from trnflow.tasks.data.load.streams import check_width, grouped, max_cell, open_text, too_long, whole_lines
-from trnflow.tasks.data.load.tsv_lines import TsvLines
+from trnflow.tasks.data.load.tsv_lines import MOST_LINES, TsvLines
 from trnflow.tasks.errors import DataError
 
 UNNAMED = "Unnamed: "
@@ -81,12 +81,20 @@ def _records(path: Path, name: str, dialect: Dialect, tsv: TsvLines) -> Generato
     """Yield the header's cells, then each row's. Raises DataError with the line."""
     width, line, blanks = 0, 1 + dialect.first, 0
     with open_text(path, name) as text:
-        lines = islice(whole_lines(text, name), dialect.first, None)
-        reader = csv.reader(
-            tsv.for_reader(lines, dialect.first + 1) if dialect.delimiter == "\t" else lines,
-            delimiter=dialect.delimiter,
-            strict=True,
-        )
+        lines: Iterator[str] = islice(whole_lines(text, name), dialect.first, None)
+        if dialect.delimiter == "\t":
+            lines = tsv.for_reader(lines, dialect.first + 1)
+
+        def within_rows() -> Iterator[str]:
+            for number, each in enumerate(lines, 1 + dialect.first):
+                if number - line > MOST_LINES:
+                    raise DataError(
+                        f"{name} line {line}: a quote that begins here is not closed within {MOST_LINES:,} lines",
+                        "close the quote, or double it if it is text",
+                    )
+                yield each
+
+        reader = csv.reader(within_rows(), delimiter=dialect.delimiter, strict=True)
         try:
             for cells in reader:
                 blank = len(cells) < 2 and not "".join(cells).strip()

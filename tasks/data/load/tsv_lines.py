@@ -12,6 +12,8 @@ from enum import Enum
 
 from trnflow.tasks.data.load.streams import max_cell
 
+MOST_LINES = 200_000
+"""Lines of a row: a quote that nobody closes would take all that follow, minutes for 20 MB of short ones."""
 # the rest of a quoted cell
 _REST = re.compile(r'(?:[^"]|"")*+')
 # a line whose last cell begins with a quote that it does not close
@@ -74,7 +76,13 @@ class TsvLines:
         """Yield the lines from `line`, number `number`, to that in which its open quote is closed."""
         group, size, quote = [line], len(line), _Quote.OPEN
         is_row = line.count("\t") == tabs
-        while is_row and quote is _Quote.OPEN and size <= max_cell() and (line := next(lines, "")):
+        while (
+            is_row
+            and quote is _Quote.OPEN
+            and size <= max_cell()
+            and len(group) < MOST_LINES
+            and (line := next(lines, ""))
+        ):
             group.append(line)
             size, quote = size + len(line), _after(line)
             is_row = line.count("\t") == tabs or not line.strip()

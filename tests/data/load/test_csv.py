@@ -55,6 +55,19 @@ def test_a_row_that_would_be_shifted_or_swallowed_names_its_line(bench, tmp_path
     assert told in failure(bench, DataError, source=str(tmp_path / "a.csv"), text="text")
 
 
+@pytest.mark.parametrize("ending", ["csv", "tsv"])
+@pytest.mark.parametrize("lines", ["\n", 'so ""\n'], ids=["blank", "quotes"])
+def test_a_quote_that_nobody_closes_is_named_by_its_line(bench, tmp_path, ending, lines):
+    """Millions of lines in one cell would take minutes."""
+    mark, file = {"csv": ",", "tsv": "\t"}[ending], tmp_path / f"a.{ending}"
+    first = f"text{mark}label\nx{mark}1\n"
+    file.write_text(f'{first}"y{lines * 190_000}"{mark}2\n')
+    assert table(bench.rows(source=str(file), label="label"), "train")["label"] == [0, 1]
+    file.write_text(f'{first}"y{lines * 210_000}"{mark}2\n')
+    told = f"a.{ending} line 3: a quote that begins here is not closed within 200,000 lines"
+    assert told in failure(bench, DataError, source=str(file), text="text")
+
+
 @pytest.mark.parametrize(
     ("name", "header"), [("a.csv", 'text;"rate, in %"'), ("a.csv", 'text|"rate, in %"'), ("a.tsv", "text;rate, in %")]
 )

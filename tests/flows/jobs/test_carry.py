@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from trnflow.flows.jobs.carry import ARCHIVE, FILE, carry_code, carry_recipe, ha
 from trnflow.flows.recipes.recipe import Recipe, load
 from trnflow.flows.runner.context import context_of
 from trnflow.flows.runner.own_code import own_code
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.store import Store
 
@@ -189,3 +190,16 @@ def test_the_program_travels_whole_and_runs(store: Store, tmp_path: Path) -> Non
     write_archive(tmp_path / "other.tar")
     store.copy_files(artifact, tmp_path / "again")
     assert (tmp_path / "again" / ARCHIVE).read_bytes() == (tmp_path / "other.tar").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["../outside.py", "link.py", "pipe"])
+def test_an_archive_that_reaches_outside_its_folder_is_one_error(tmp_path: Path, name: str) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.type, entry.linkname = {"link.py": (tarfile.SYMTYPE, "/etc/passwd"), "pipe": (tarfile.FIFOTYPE, "")}.get(
+        name, (tarfile.REGTYPE, "")
+    )
+    with tarfile.open(tmp_path / ARCHIVE, "w") as archive:
+        archive.addfile(entry)
+    with pytest.raises(CodeError, match="the job's code can't be unpacked"):
+        unpack_code(tmp_path / ARCHIVE, tmp_path / "code")
+    assert {file.name for file in tmp_path.rglob("*")} <= {ARCHIVE, "code"}
