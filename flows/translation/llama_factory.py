@@ -146,7 +146,7 @@ KEYS: Table = {
         "skip_special_tokens", "use_kv_cache"),
     **all_of(lacks("the rows' own system prompts and the chat template's count"), "default_system", "tool_format",
         "preserve_thinking"),
-    **all_of(nothing(READ), "tokenized_path", "data_shared_file_system", "overwrite_cache"),
+    **all_of(nothing(READ), "tokenized_path", "data_shared_file_system"),
     **all_of(nothing(OURS), "flash_attn", "use_unsloth", "use_unsloth_gc", "use_v1_kernels", "upcast_layernorm",
         "upcast_lmhead_output", "block_diag_attn", "fp8_backend"),
     **all_of(nothing(MACHINE), "quantization_device_map", "use_mca", "tensor_model_parallel_size",
@@ -171,15 +171,8 @@ KEYS: Table = {
 }  # fmt: skip
 """{key of a config: rule}."""
 
-LORA: Table = {
-    "lora_rank": to("train.lora.rank", whole),
-    "lora_dropout": to("train.lora.dropout", number),
-    "additional_target": to("train.lora.modules_to_save", names),
-    "use_rslora": to("train.lora.use_rslora", flag),
-    "use_dora": to("train.lora.use_dora", flag),
-    "loraplus_lr_ratio": to("train.lora.loraplus_lr_ratio", number),
-}
-"""{key that counts with LoRA alone: rule}."""
+LORA = ("lora_rank", "lora_dropout", "additional_target", "use_rslora", "use_dora", "loraplus_lr_ratio")
+"""Keys that set the setting of their rule with LoRA, and nothing without."""
 
 DEFAULTS: Tree = {"train.epochs": 3, "train.weight_decay": 0.0, "train.seed": 42, "train.remat": True}
 """Settings that differ here where a config of LLaMA-Factory says nothing, and the number of epochs."""
@@ -543,7 +536,7 @@ def _method(t: Translation) -> None:
             if key in t.values and rule.text.startswith("train.lora") and key not in t.entries:
                 t.ignore(key, "finetuning_type is full")
         return
-    t.apply(LORA, {key: value for key, value in t.tree.items() if key in LORA})
+    t.set_read(KEYS, LORA)
     # alpha follows from the rank there
     rank = t.get("train.lora.rank") or 8
     alpha = t.values.get("lora_alpha")
