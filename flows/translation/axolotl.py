@@ -426,6 +426,8 @@ def _split(t: Translation, entry: Tree, above: str, place: Any, *, named: bool) 
             key, "data.splits has one split of theirs for train", "name one, or write them as two entries of datasets"
         )
     name, _, some = split.partition("[")
+    if not name:
+        t.refuse(key, "it names no split", "name it before the bracket, such as train[:100]")
     # where a split is named the others are not read, and theirs reads one
     if named and not files_of(name):
         t.set(place("data.splits"), {"train": name}, *([key] if "split" in entry else []))

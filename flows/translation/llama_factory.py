@@ -53,7 +53,8 @@ LOSS = "another loss is a function of yours: train.loss"
 NO_TRAINING = "it trains nothing: `trnflow predict`, `trnflow get` and `trnflow serve` use a trained model"
 RL = "no reinforcement learning: rank answers beforehand, and stage: dpo trains on pairs"
 WRITES = "evaluate.generation says how texts are generated"
-STAGES: dict[str, Tree] = {"sft": {}, "pt": {}, "rm": {"objective": "reward"}, "kto": {"objective": "kto"}, "dpo": {}}
+STAGES: dict[str, Tree] = {"sft": {}, "pt": {}, "rm": {"objective": "reward"}, "kto": {"objective": "kto"}}
+"""`stage` but for dpo -> settings of `train`."""
 LOSSES: dict[str, Tree] = {
     "sigmoid": {"objective": "dpo"}, "ipo": {"objective": "dpo", "loss_type": "ipo"}, "orpo": {"objective": "orpo"},
     "simpo": {"objective": "simpo"},
@@ -196,10 +197,12 @@ def translate(t: Translation) -> None:
 
 def _objective(t: Translation) -> None:
     stage = str(t.values.get("stage") or "sft")
-    if stage not in STAGES:
-        t.refuse("stage", RL if stage == "ppo" else f"it is one of {', '.join(STAGES)}")
-    chosen, keys = STAGES[stage], ["stage"] if "stage" in t.values else []
-    if stage == "dpo":
+    keys = ["stage"] if "stage" in t.values else []
+    if stage in STAGES:
+        chosen = STAGES[stage]
+    elif stage != "dpo":
+        t.refuse("stage", RL if stage == "ppo" else f"it is one of {', '.join(STAGES)}, dpo")
+    else:
         loss = str(t.values.get("pref_loss") or "sigmoid")
         if loss not in LOSSES:
             t.refuse("pref_loss", f"trnflow has {', '.join(LOSSES)}")

@@ -1,5 +1,5 @@
 """A config of axolotl or LLaMA-Factory, trained by its own program and by the recipe that `trnflow new` makes of it: rows, token
-ids, loss masks, updates and learning rates."""
+ids, loss masks, updates, learning rates and losses."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ LLAMA_FACTORY: dict[str, Any] = {
     **BASE, "model_name_or_path": "chatty", "do_train": True, "dataset_dir": "data", "cutoff_len": 512, "report_to": "none",
     "per_device_train_batch_size": 2, "num_train_epochs": 1.0, "lr_scheduler_type": "cosine", "template": "qwen3_nothink",
 }  # fmt: skip
-WHOLE = 4
+WHOLE = 5
 """Epochs of a batch that holds all rows: their order, which each program draws by itself, does not change a loss."""
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
 PLAIN = {"base_model": "./plain", "special_tokens": {"pad_token": "</s>"}}
@@ -110,6 +110,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "a-whole": {
             **AXOLOTL, **rows_in("alpaca", type="alpaca"), "micro_batch_size": COUNT // 2, "num_epochs": WHOLE,
+            "warmup_ratio": None, "warmup_steps": 0,
         },
         "a-kto": {
             **AXOLOTL, **LORA, **rows_in("marks", type="chatml.argilla_chat"), "rl": "kto", "rl_beta": 0.2,
@@ -127,7 +128,7 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         },
         "l-whole": {
             **LLAMA_FACTORY, "stage": "sft", "finetuning_type": "full", "dataset": "alpaca", "num_train_epochs": WHOLE,
-            "per_device_train_batch_size": COUNT // 2, "warmup_ratio": 0.1,
+            "per_device_train_batch_size": COUNT // 2,
         },
         "l-texts": {
             **LLAMA_FACTORY, "stage": "pt", "finetuning_type": "full", "dataset": "texts", "packing": False, "warmup_ratio": 0.1,
@@ -359,11 +360,6 @@ def test_the_recipe_trains_as_the_config_does_there(house: Path, theirs: dict[st
     pairs = 2 if name.endswith("dpo") else 1
     assert rows == expected and sum(rows.values()) == pairs * COUNT
     assert sum(map(sum, (mask for _, mask in rows))) > 10 * COUNT  # and learns from them
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["a-whole", "l-whole"])
-def test_losses_of_each_update_are_theirs(house: Path, theirs: dict[str, Any], name: str) -> None:
-    here, there = ours(house, name), theirs[name]["losses"]
-    assert len(there) == WHOLE and there[0] > there[-1] + 0.5
-    assert here["losses"] == pytest.approx(there, abs=1e-4)
+    if name.endswith("whole"):
+        assert here["losses"] == pytest.approx(there["losses"], rel=1e-5)
+        assert there["losses"][0] > 2 * there["losses"][-1]

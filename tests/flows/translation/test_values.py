@@ -34,6 +34,7 @@ OPTIMIZERS = {
     "adafactor": "adafactor",
 }
 SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant_with_warmup constant"}
+PAIRS_OF_LLAMA = {**LLAMA, "stage": "dpo", "dataset": "pairs"}
 VALUES: list[tuple[dict[str, Any], str, str, dict[str, str]]] = [
     (AXOLOTL, "optimizer", "train.optimizer", OPTIMIZERS),
     (AXOLOTL, "lr_scheduler", "train.schedule", SCHEDULES),
@@ -45,15 +46,12 @@ VALUES: list[tuple[dict[str, Any], str, str, dict[str, str]]] = [
         {"drop": "drop", "truncate": "truncate", "error": "raise"},
     ),
     ({**AXOLOTL, **PAIRS}, "rl", "train.objective", {"dpo": "dpo ipo", "orpo": "orpo", "simpo": "simpo"}),
+    ({**AXOLOTL, **PAIRS}, "rl", "train.loss_type", {"sigmoid": "dpo", "ipo": "ipo"}),
     (LLAMA, "optim", "train.optimizer", OPTIMIZERS),
     (LLAMA, "lr_scheduler_type", "train.schedule", SCHEDULES),
     (LLAMA, "finetuning_type", "train.method", {"lora": "lora", "full": "full"}),
-    (
-        {**LLAMA, "stage": "dpo", "dataset": "pairs"},
-        "pref_loss",
-        "train.objective",
-        {"dpo": "sigmoid ipo", "orpo": "orpo", "simpo": "simpo"},
-    ),
+    (PAIRS_OF_LLAMA, "pref_loss", "train.objective", {"dpo": "sigmoid ipo", "orpo": "orpo", "simpo": "simpo"}),
+    (PAIRS_OF_LLAMA, "pref_loss", "train.loss_type", {"sigmoid": "sigmoid", "ipo": "ipo"}),
     (
         {**LLAMA, "dataset": "talks,more"},
         "mix_strategy",
@@ -78,8 +76,8 @@ def test_no_value_of_the_tables_is_missing_above() -> None:
 
     assert theirs(OPTIMIZERS) == trainer_keys.OPTIMIZERS.keys() and theirs(SCHEDULES) == trainer_keys.SCHEDULES.keys()
     assert theirs(VALUES[4][3]) | {"kto"} == axolotl.PREFERENCES.keys()
-    assert theirs(VALUES[8][3]) == llama_factory.LOSSES.keys()
-    assert set(llama_factory.STAGES) == {"sft", "pt", "rm", "kto", "dpo"}
+    assert theirs(VALUES[9][3]) == llama_factory.LOSSES.keys()
+    assert set(llama_factory.STAGES) == {"sft", "pt", "rm", "kto"}
 
 
 def test_stages_of_llama_factory_have_their_objectives(here: Path) -> None:
