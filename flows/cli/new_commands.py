@@ -92,10 +92,7 @@ def new(options: Namespace) -> int:
 
 
 def _write(file: Path, text: str, functions: dict[Path, str], cron: str | None, origins: Origins) -> list[str]:
-    """Create the recipe, functions and deployment, and return the files. Raises ConfigError for one that is in the way.
-
-    origins: where errors say that settings stand.
-    """
+    """Create the recipe, functions and deployment, and return the files. Raises ConfigError for one that is in the way."""
     for path in functions:
         if os.path.lexists(path):
             raise exists(path)

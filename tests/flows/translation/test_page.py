@@ -45,14 +45,14 @@ def test_the_recipe_beside_a_program_loads(tmp_path: Path, program: str) -> None
 
 
 def untranslated(program: str, kind: str, table: Table) -> str:
-    """The page's line of keys of a kind. PREFIX_* stands for three or more, if no key that begins so is translated."""
+    """The page's row of keys of a kind. PREFIX_* stands for three or more, if no key that begins so is translated."""
     keys = sorted(key for key, rule in table.items() if rule.kind == kind)
     names = []
     for prefix, group in groupby(keys, key=lambda key: key.partition("_")[0]):
         alike = [*group]
         others = [rule.kind for key, rule in table.items() if key.startswith(f"{prefix}_")]
         names += [f"{prefix}_*"] if len(alike) > 2 and {*others} <= {"lacks", "refuses"} else alike
-    return f"- {program}, {SAID[kind]}: {', '.join(f'`{name}`' for name in names)}\n"
+    return f"| {program} | {SAID[kind]} | {', '.join(f'`{name}`' for name in names)} |\n"
 
 
 SAID = {"refuses": "refused", "lacks": "named"}
@@ -70,7 +70,7 @@ def test_the_page_lists_the_keys_that_are_not_translated() -> None:
         if any(rule.kind == kind for rule in table.values())
     ]
     section = PAGE.partition("\n## Keys that are not translated\n")[2].partition("\n## ")[0]
-    assert section.partition("\n- ")[1:] == ("\n- ", "".join(lines)[2:])
+    assert section.partition("|---|---|---|\n")[2].rstrip("\n") + "\n" == "".join(lines)
 
 
 def test_the_templates_that_the_page_names_are_there() -> None:
