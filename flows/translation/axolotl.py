@@ -571,7 +571,7 @@ def _fields(t: Translation, entry: Tree, above: str) -> None:
         t.note(f"{above}roles_to_train", trained, "translated", "format.turns=all")
 
 
-OWN_TEMPLATE = ("tokenizer_default", "tokenizer_default_fallback_chatml")
+OWN_TEMPLATE = "tokenizer_default"
 
 
 def _template(t: Translation, entry: Tree, above: str) -> None:
@@ -580,10 +580,10 @@ def _template(t: Translation, entry: Tree, above: str) -> None:
     at = entry if where else t.values
     name, jinja = at.get("chat_template"), at.get("chat_template_jinja")
     keys = [f"{where}{key}" for key in ("chat_template", "chat_template_jinja") if at.get(key)]
-    name = str(name or ("jinja" if jinja else OWN_TEMPLATE[0]))
+    name = str(name or ("jinja" if jinja else OWN_TEMPLATE))
     if name == "jinja" and isinstance(jinja, str):
         t.set("format.chat_template", jinja, *keys)
-    elif name in OWN_TEMPLATE or name.startswith("tokenizer_default_fallback_"):
+    elif name == OWN_TEMPLATE or name.startswith(f"{OWN_TEMPLATE}_fallback_"):
         t.set("format.chat_template", "tokenizer", *keys)
     elif name in TEMPLATES:
         t.set("format.chat_template", TEMPLATES[name], *keys)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tests.flows.translation.test_keys import (
@@ -23,7 +24,7 @@ from tests.flows.translation.test_keys import (
     translated,
     value_of,
 )
-from trnflow.flows.translation import axolotl, llama_factory, templates, trainer_keys
+from trnflow.flows.translation import axolotl, llama_factory, templates, trainer_keys, write
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.errors import ConfigError
 
@@ -124,6 +125,8 @@ AGREE: list[tuple[dict[str, Any], str, Any, str, str]] = [
     (AXOLOTL, "datasets.0.message_field_training", "train", "translated", "is read by this name"),
     (AXOLOTL, "datasets.0.message_field_training_detail", "train_detail", "translated", "is read by this name"),
     (AXOLOTL, "metric_for_best_model", "eval_loss", "translated", "train.best_metric=eval_loss"),
+    *((AXOLOTL, "chat_template", name, "translated", "format.chat_template=tokenizer") for name in (
+        "tokenizer_default", "tokenizer_default_fallback_chatml")),
     (AXOLOTL, "train_on_inputs", False, "translated", "format.task=chat"),
     ({**AXOLOTL, "bf16": False}, "float32", True, "translated", "train.dtype=float32"),
     (AXOLOTL, "torch_compile", "auto", "translated", "train.compile=true"),
@@ -175,6 +178,21 @@ def test_tags_of_dataset_info_are_roles(here: Path) -> None:
             else:
                 with pytest.raises(ConfigError, match=f"talks has {tag} {wrong}, which trnflow does not read"):
                     translated(LLAMA)
+
+
+def test_formattings_of_dataset_info(here: Path) -> None:
+    for form, key in (("sharegpt", "messages"), ("openai", "messages"), ("alpaca", "make")):
+        Path("rows/dataset_info.json").write_text(json.dumps({"talks": {"file_name": "a.json", "formatting": form}}))
+        assert translated(LLAMA).has(f"format.{key}"), form
+    Path("rows/dataset_info.json").write_text('{"talks": {"file_name": "a.json", "formatting": "chatml"}}')
+    with pytest.raises(ConfigError, match="talks has the formatting chatml"):
+        translated(LLAMA)
+
+
+@pytest.mark.parametrize("key", ["context_parallel_size", "sequence_parallel_degree", "tensor_parallel_size"])
+def test_devices_that_share_their_rows_count_once(here: Path, key: str) -> None:
+    Path("config.yml").write_text(yaml.safe_dump({**AXOLOTL, "micro_batch_size": 3, key: 2}))
+    assert write.translated(Path("config.yml"), ["train.devices=8"]).get("train.global_batch") == 12
 
 
 DIGESTS = {
