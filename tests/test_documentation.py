@@ -43,6 +43,14 @@ def test_what_a_page_names_exists(page: Path) -> None:
     assert not {name for name in named if not any(f"{name}.".startswith(f"{one}.") for one in known)}
 
 
+def test_texts_of_the_code_name_commands_that_exist() -> None:
+    top = parser()
+    commands = next(a for a in top._actions if isinstance(a, argparse._SubParsersAction)).choices
+    files = [file for folder in ("flows", "tasks", "trnflow") for file in (PROJECT / folder).rglob("*.py")]
+    named = {name for file in files for name in re.findall(r"`trnflow ([a-z]+)", file.read_text())}
+    assert len(named) > 20 and not named - {*commands}
+
+
 def slugs(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     return {slug(heading) for heading in re.findall(r"^#+ .+$", page.read_text(), re.MULTILINE)}

@@ -6,6 +6,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ import yaml
 from trnflow.flows.authoring.draft import Draft, listed
 from trnflow.flows.authoring.given_model import GivenModel
 from trnflow.flows.authoring.look import Column, Looked
-from trnflow.flows.recipes.files import RecipeTree, read_tree, recipe_names
-from trnflow.flows.recipes.recipe import Recipe, load
+from trnflow.flows.recipes.files import Origins, RecipeTree, SettingOrigin, read_tree, recipe_names
+from trnflow.flows.recipes.recipe import Recipe, load, validated
 from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.config import FormatConfig
@@ -54,6 +55,11 @@ PREFECT_FILE = "prefect.yaml"
 def given_settings(overrides: list[str]) -> Meta:
     """Return the settings that the user named, {section: {setting: value}}. Raises ConfigError for a malformed one."""
     return RecipeTree(Recipe, "", {}, {}).with_overrides(overrides).tree
+
+
+def given_origins(overrides: list[str]) -> Origins:
+    """Return where errors say that the user's settings stand: on the command line."""
+    return RecipeTree(Recipe, "", {}, {}).with_overrides(overrides).origins
 
 
 def name_of(source: str, given: Meta) -> str:
@@ -302,18 +308,32 @@ def flow(value: Any) -> str:
     return text.removesuffix("\n").removesuffix("\n...")
 
 
-def write_recipe(file: Path, text: str) -> Recipe:
-    """Create a recipe's file and read it. Raises ConfigError if the file exists, or the settings don't fit together."""
+def write_recipe(file: Path, text: str, origins: Origins | None = None) -> Recipe:
+    """Create a recipe's file and read it. Raises ConfigError if the file exists, or the settings don't fit together.
+
+    origins: where the error says that a setting stands, instead of in the recipe, which is not written then.
+    """
     aside = file.with_name(f"{file.stem}.{os.getpid()}.unfinished.yaml")
     try:
         aside.write_text(text, encoding="utf-8")
-        recipe = load(str(aside))
+        read = read_tree(str(aside), Recipe)
+        places = {
+            setting: _origin(setting, where, origins or {}, aside, file) for setting, where in read.origins.items()
+        }
+        recipe = validated(replace(read, origins=places), str(file))
         os.link(aside, file)
     except FileExistsError as error:
         raise exists(file) from error
     finally:
         aside.unlink(missing_ok=True)
     return recipe
+
+
+def _origin(setting: tuple[str, ...], where: SettingOrigin, origins: Origins, aside: Path, file: Path) -> SettingOrigin:
+    for length in range(len(setting), 0, -1):
+        if setting[:length] in origins:
+            return SettingOrigin(origins[setting[:length]], where.folder)
+    return SettingOrigin(where.replace(str(aside.resolve()), str(file)), where.folder)
 
 
 def test_rows(draft: Draft, looked: Looked) -> int:

@@ -19,6 +19,7 @@ from trnflow.flows.authoring.write import (
     complete,
     deployment_text,
     exists,
+    given_origins,
     given_settings,
     has_hub,
     name_of,
@@ -29,6 +30,7 @@ from trnflow.flows.authoring.write import (
 )
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit, say
+from trnflow.flows.recipes.files import Origins
 from trnflow.flows.recipes.recipe import load
 from trnflow.flows.recipes.schema import Tree
 from trnflow.flows.runner.work_folders import open_home
@@ -82,13 +84,14 @@ def new(options: Namespace) -> int:
     hub, model = has_hub(draft.base, given, resolver), given_model(given, resolver)
     complete(draft, looked, options.data, given, hub=hub, model=model)
     functions = code_of(draft) if options.code else {}
-    written = _write(file, recipe_text(draft, looked, name, hub=hub), functions, options.deploy)
+    text = recipe_text(draft, looked, name, hub=hub)
+    written = _write(file, text, functions, options.deploy, given_origins(options.overrides))
     note = _promise(file, test_rows(draft, looked), resolver.memo) if options.deploy else ""
     _print(options, draft, looked, written, hub, note)
     return 0
 
 
-def _write(file: Path, text: str, functions: dict[Path, str], cron: str | None) -> list[str]:
+def _write(file: Path, text: str, functions: dict[Path, str], cron: str | None, origins: Origins) -> list[str]:
     """Create the recipe, functions and deployment, and return the files. Raises ConfigError for one that is in the way."""
     for path in functions:
         if os.path.lexists(path):
@@ -96,7 +99,7 @@ def _write(file: Path, text: str, functions: dict[Path, str], cron: str | None) 
     for path, code in functions.items():
         path.write_text(code, encoding="utf-8")
     try:
-        write_recipe(file, text)
+        write_recipe(file, text, origins)
     except TrnflowError:
         for path in functions:
             path.unlink()
@@ -122,7 +125,8 @@ def _translate(options: Namespace) -> int:
         from trnflow.flows.services.deploy import check_cron
 
         check_cron(options.deploy)
-    written = _write(file, write.recipe_text(t), t.functions, options.deploy)
+    origins = {**t.origins, **given_origins(options.overrides)}
+    written = _write(file, write.recipe_text(t), t.functions, options.deploy, origins)
     document = {
         "written": written,
         "program": t.program,

@@ -195,10 +195,10 @@ KEYS: Table = {
         "bnb_config_kwargs", "gptq_groupsize", "gptq_model_v1", "gptq_disable_exllama", "nvfp4_merge_aware", "fp8_config",
         "dsv4_fp4_grouped_mode",
     ),
-    **all_of(refuses(LOSS), "diffusion", "kd_trainer", "hatchery"),
+    **all_of(refuses(LOSS), "diffusion", "kd_trainer", "hatchery", "use_eaft"),
     **all_of(
-        lacks(LOSS), "use_eaft", "eaft_alpha", "eaft_k", "dpo_use_weighting", "dpo_label_smoothing", "dpo_loss_type",
-        "dpo_loss_weights", "rpo_alpha", "cpo_alpha", "scaling_softmax", "scaling_softmax_factor", "scaling_softmax_bias",
+        lacks(LOSS), "eaft_alpha", "eaft_k", "dpo_use_weighting", "dpo_label_smoothing", "dpo_loss_type",
+        "dpo_loss_weights", "rpo_alpha", "cpo_alpha",
     ),
     **all_of(
         lacks("schedules have train.warmup_ratio and train.decay_ratio alone"), "cosine_min_lr_ratio",
@@ -245,7 +245,7 @@ KEYS: Table = {
         "liger_fused_linear_cross_entropy", "use_dsv4_kernels", "use_glm_dsa_kernels", "dpo_use_liger_kernel",
         "activation_offloading", "layer_offloading", "selective_checkpointing", "ple_cpu_offload", "lora_on_cpu",
         "embeddings_skip_upcast", "fp32_norms", "fp32_norm_classes", "gc_steps", "gc_collect_steps", "deepcompile",
-        "precompute_ref_log_probs", "low_cpu_mem_usage", "qlora_sharded_model_loading"),
+        "precompute_ref_log_probs", "qlora_sharded_model_loading"),
     **all_of(nothing(MACHINE), "context_parallel_size", "sequence_parallel_degree", "heads_k_stride", "ring_attn_func",
         "expert_parallel_size", "expert_parallel_num_nvl_bytes", "expert_parallel_token_capacity"),
     **all_of(lacks("rows are shuffled anew in each epoch, by train.seed"), "sample_packing_sequentially",
@@ -257,7 +257,9 @@ KEYS: Table = {
         "loss_watchdog_patience"),
     **all_of(lacks("evaluate.metrics and evaluate.harness name further metrics"), "do_causal_lm_eval",
         "eval_causal_lm_metrics", "do_bench_eval", "bench_dataset", "bench_split"),
-    **all_of(lacks("no code of another program is run"), "trainer_cls", "use_pose", "rope_scaling"),
+    **all_of(lacks("no code of another program is run"), "trainer_cls", "use_pose", "scaling_softmax", "scaling_softmax_factor",
+        "scaling_softmax_bias"),
+    "rope_scaling": lacks("set it in model.overrides, in the names of the model's config.json"),
 }  # fmt: skip
 """{key of a config: rule}."""
 
@@ -424,6 +426,8 @@ def _split(t: Translation, entry: Tree, above: str, place: Any, *, named: bool) 
             key, "data.splits has one split of theirs for train", "name one, or write them as two entries of datasets"
         )
     name, _, some = split.partition("[")
+    if not name:
+        t.refuse(key, "it names no split", "name it before the bracket, such as train[:100]")
     # where a split is named the others are not read, and theirs reads one
     if named and not files_of(name):
         t.set(place("data.splits"), {"train": name}, *([key] if "split" in entry else []))
@@ -567,7 +571,7 @@ def _fields(t: Translation, entry: Tree, above: str) -> None:
         t.note(f"{above}roles_to_train", trained, "translated", "format.turns=all")
 
 
-OWN_TEMPLATE = ("tokenizer_default", "tokenizer_default_fallback_chatml")
+OWN_TEMPLATE = "tokenizer_default"
 
 
 def _template(t: Translation, entry: Tree, above: str) -> None:
@@ -576,10 +580,10 @@ def _template(t: Translation, entry: Tree, above: str) -> None:
     at = entry if where else t.values
     name, jinja = at.get("chat_template"), at.get("chat_template_jinja")
     keys = [f"{where}{key}" for key in ("chat_template", "chat_template_jinja") if at.get(key)]
-    name = str(name or ("jinja" if jinja else OWN_TEMPLATE[0]))
+    name = str(name or ("jinja" if jinja else OWN_TEMPLATE))
     if name == "jinja" and isinstance(jinja, str):
         t.set("format.chat_template", jinja, *keys)
-    elif name in OWN_TEMPLATE or name.startswith("tokenizer_default_fallback_"):
+    elif name == OWN_TEMPLATE or name.startswith(f"{OWN_TEMPLATE}_fallback_"):
         t.set("format.chat_template", "tokenizer", *keys)
     elif name in TEMPLATES:
         t.set("format.chat_template", TEMPLATES[name], *keys)
@@ -698,7 +702,8 @@ def _method(t: Translation) -> None:
         if t.values.get("load_in_8bit"):
             t.refuse("load_in_8bit", "qlora is of 4 bits", "set load_in_4bit: true, or adapter: lora")
         t.set("train.lora.base_dtype", "nf4", "adapter")
-    t.apply(LORA, {key: value for key, value in t.tree.items() if key in LORA})
+    t.set_read(KEYS, LORA)
+    t.apply(INITS, {key: value for key, value in t.values.items() if key in INITS})
     if t.values.get("peft_autocast_adapter_dtype") is False:
         t.lack("peft_autocast_adapter_dtype", "adapters are trained in fp32")
     elif "peft_autocast_adapter_dtype" in t.values:
@@ -718,20 +723,12 @@ def _method(t: Translation) -> None:
         t.set("train.lora", {})
 
 
-LORA: Table = {
-    "lora_r": to("train.lora.rank", whole),
-    "lora_alpha": to("train.lora.alpha", whole),
-    "lora_dropout": to("train.lora.dropout", number),
-    "lora_modules_to_save": to("train.lora.modules_to_save", names),
-    "lora_rank_pattern": to("train.lora.rank_pattern", mapping),
-    "lora_alpha_pattern": to("train.lora.alpha_pattern", mapping),
-    "peft_layers_to_transform": to("train.lora.layers_to_transform"),
-    "peft_use_dora": to("train.lora.use_dora", flag),
-    "peft_use_rslora": to("train.lora.use_rslora", flag),
-    "peft_init_lora_weights": to("train.lora.init_lora_weights", _inits),
-    "loraplus_lr_ratio": to("train.lora.loraplus_lr_ratio", number),
-}
-"""{key that counts with an adapter alone: rule}."""
+LORA = (
+    "lora_r", "lora_alpha", "lora_dropout", "lora_modules_to_save", "lora_rank_pattern", "lora_alpha_pattern",
+    "peft_layers_to_transform", "peft_use_dora", "peft_use_rslora", "loraplus_lr_ratio",
+)  # fmt: skip
+"""Keys that set the setting of their rule with an adapter, and nothing without."""
+INITS: Table = {"peft_init_lora_weights": to("train.lora.init_lora_weights", _inits)}
 
 
 # axolotl's examples write all layers of the attention and the MLP so, with names in front that models of texts lack

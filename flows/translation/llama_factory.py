@@ -50,10 +50,11 @@ IMAGES = "trnflow trains on texts alone"
 WEIGHTS = "trnflow trains all weights, a head, or LoRA (train.method, train.freeze)"
 OPTIMIZER = "trnflow has adamw, adamw_8bit and adafactor (train.optimizer)"
 LOSS = "another loss is a function of yours: train.loss"
-NO_TRAINING = "it trains nothing: `trnflow predict`, `trnflow get` and `trnflow serve` use a trained model"
+NO_TRAINING = "it trains nothing: `trnflow predict` and `trnflow get` use a trained model"
 RL = "no reinforcement learning: rank answers beforehand, and stage: dpo trains on pairs"
 WRITES = "evaluate.generation says how texts are generated"
-STAGES: dict[str, Tree] = {"sft": {}, "pt": {}, "rm": {"objective": "reward"}, "kto": {"objective": "kto"}, "dpo": {}}
+STAGES: dict[str, Tree] = {"sft": {}, "pt": {}, "rm": {"objective": "reward"}, "kto": {"objective": "kto"}}
+"""`stage` but for dpo -> settings of `train`."""
 LOSSES: dict[str, Tree] = {
     "sigmoid": {"objective": "dpo"}, "ipo": {"objective": "dpo", "loss_type": "ipo"}, "orpo": {"objective": "orpo"},
     "simpo": {"objective": "simpo"},
@@ -146,7 +147,7 @@ KEYS: Table = {
         "skip_special_tokens", "use_kv_cache"),
     **all_of(lacks("the rows' own system prompts and the chat template's count"), "default_system", "tool_format",
         "preserve_thinking"),
-    **all_of(nothing(READ), "tokenized_path", "data_shared_file_system", "overwrite_cache"),
+    **all_of(nothing(READ), "tokenized_path", "data_shared_file_system"),
     **all_of(nothing(OURS), "flash_attn", "use_unsloth", "use_unsloth_gc", "use_v1_kernels", "upcast_layernorm",
         "upcast_lmhead_output", "block_diag_attn", "fp8_backend"),
     **all_of(nothing(MACHINE), "quantization_device_map", "use_mca", "tensor_model_parallel_size",
@@ -171,15 +172,8 @@ KEYS: Table = {
 }  # fmt: skip
 """{key of a config: rule}."""
 
-LORA: Table = {
-    "lora_rank": to("train.lora.rank", whole),
-    "lora_dropout": to("train.lora.dropout", number),
-    "additional_target": to("train.lora.modules_to_save", names),
-    "use_rslora": to("train.lora.use_rslora", flag),
-    "use_dora": to("train.lora.use_dora", flag),
-    "loraplus_lr_ratio": to("train.lora.loraplus_lr_ratio", number),
-}
-"""{key that counts with LoRA alone: rule}."""
+LORA = ("lora_rank", "lora_dropout", "additional_target", "use_rslora", "use_dora", "loraplus_lr_ratio")
+"""Keys that set the setting of their rule with LoRA, and nothing without."""
 
 DEFAULTS: Tree = {"train.epochs": 3, "train.weight_decay": 0.0, "train.seed": 42, "train.remat": True}
 """Settings that differ here where a config of LLaMA-Factory says nothing, and the number of epochs."""
@@ -203,10 +197,12 @@ def translate(t: Translation) -> None:
 
 def _objective(t: Translation) -> None:
     stage = str(t.values.get("stage") or "sft")
-    if stage not in STAGES:
-        t.refuse("stage", RL if stage == "ppo" else f"it is one of {', '.join(STAGES)}")
-    chosen, keys = STAGES[stage], ["stage"] if "stage" in t.values else []
-    if stage == "dpo":
+    keys = ["stage"] if "stage" in t.values else []
+    if stage in STAGES:
+        chosen = STAGES[stage]
+    elif stage != "dpo":
+        t.refuse("stage", RL if stage == "ppo" else f"it is one of {', '.join(STAGES)}, dpo")
+    else:
         loss = str(t.values.get("pref_loss") or "sigmoid")
         if loss not in LOSSES:
             t.refuse("pref_loss", f"trnflow has {', '.join(LOSSES)}")
@@ -543,7 +539,7 @@ def _method(t: Translation) -> None:
             if key in t.values and rule.text.startswith("train.lora") and key not in t.entries:
                 t.ignore(key, "finetuning_type is full")
         return
-    t.apply(LORA, {key: value for key, value in t.tree.items() if key in LORA})
+    t.set_read(KEYS, LORA)
     # alpha follows from the rank there
     rank = t.get("train.lora.rank") or 8
     alpha = t.values.get("lora_alpha")

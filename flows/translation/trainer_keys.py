@@ -13,10 +13,25 @@ from trnflow.flows.translation.translation import Nearest, Rule, Table, Translat
 
 def number(value: Any) -> float:
     """Return a number; also of text, as YAML 1.1 reads 2e-5."""
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
+    try:
+        result = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        result = math.nan
+    if not math.isfinite(result):
         raise ValueError("it must be a number")
-    if not math.isfinite(result := float(value)):
-        raise ValueError("it must be a number")
+    return result
+
+
+def from_zero(value: Any) -> float:
+    if (result := number(value)) < 0:
+        raise ValueError("it must be 0 or more")
+    return result
+
+
+def ratio(value: Any) -> float:
+    """Return a share of all updates."""
+    if (result := from_zero(value)) > 1:
+        raise ValueError("it must be a share from 0 to 1")
     return result
 
 
@@ -75,13 +90,15 @@ def word(value: Any) -> str:
 
 
 def switch(value: Any) -> bool | str:
-    """Return true, false or a word such as auto."""
-    return value if isinstance(value, bool) else text(value)
+    """Return true, false, auto or full."""
+    if not isinstance(value, bool) and value not in ("auto", "full"):
+        raise ValueError("it must be true, false, auto or full")
+    return bool(value) if isinstance(value, bool) else str(value)
 
 
 def amount(value: Any) -> float:
-    """Return a number; 0 for false."""
-    return 0.0 if value is False else number(value)
+    """Return a number from 0; 0 for false."""
+    return 0.0 if value is False else from_zero(value)
 
 
 def count(value: Any) -> int:
@@ -202,8 +219,8 @@ TRAINER: Table = {
     "seed": to("train.seed", whole),
     "torch_compile": part("train.compile", switch),
     "gradient_accumulation_steps": part("train.global_batch", count),
-    "warmup_ratio": part("train.warmup_ratio", number),
-    "warmup_steps": part("train.warmup_ratio", number),
+    "warmup_ratio": part("train.warmup_ratio", ratio),
+    "warmup_steps": part("train.warmup_ratio", from_zero),
     "bf16": part("train.dtype", switch),
     "fp16": part("train.dtype", switch),
     "eval_steps": part("train.eval_every", number),
@@ -222,12 +239,13 @@ TRAINER: Table = {
         "save_strategy", "save_only_model", "save_safetensors", "save_first_step",
     ),
     **all_of(
-        nothing(SAVED), "output_dir", "overwrite_output_dir", "overwrite_cache", "run_name", "logging_dir",
+        nothing(SAVED), "output_dir", "overwrite_output_dir", "run_name", "logging_dir",
         "auto_resume_from_checkpoints",
     ),
     **all_of(
         nothing(READ), "dataloader_num_workers", "dataloader_pin_memory", "dataloader_prefetch_factor", "streaming",
         "remove_unused_columns", "dataset_num_proc", "preprocessing_num_workers", "preprocessing_batch_size", "buffer_size",
+        "overwrite_cache",
     ),
     **all_of(
         nothing(LOOK), "report_to", "logging_strategy", "logging_first_step", "disable_tqdm", "use_tensorboard", "plot_loss",

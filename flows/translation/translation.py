@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn
 
+from trnflow.flows.recipes.files import Origins, SettingOrigin
 from trnflow.flows.recipes.schema import Tree, shown
 from trnflow.flows.recipes.yaml_tree import Lines
 from trnflow.tasks.errors import ConfigError
@@ -91,6 +92,7 @@ class Translation:
         given: The settings that the user named on the command line.
         settings: {section: {setting: value}} of the recipe.
         why: {dotted setting: the comment beside it}.
+        origins: {parts of a setting: file, line and key of theirs}, for errors.
         values: {key there: its value, as its rule reads it}, without null.
         entries: {key there, lists by number: what became of it}.
         functions: {function's file: its text}, written beside the recipe.
@@ -102,6 +104,7 @@ class Translation:
         self.settings: Tree = {}
         self.values: Tree = {}
         self.why: dict[str, str] = {}
+        self.origins: Origins = {}
         self.entries: dict[str, Entry] = {}
         self.functions: dict[Path, str] = {}
         self.notes: list[str] = []
@@ -137,6 +140,12 @@ class Translation:
             else:
                 self.refuse(key, rule.text)
         return values
+
+    def set_read(self, table: Table, keys: tuple[str, ...]) -> None:
+        """Write the settings of keys of kind `part`, as they were read."""
+        for key in keys:
+            if key in self.values:
+                self.set(table[key].text, self.values[key], key)
 
     def _convert(self, rule: Rule, key: str, value: Any, place: Place) -> None:
         setting = place(rule.text)
@@ -179,6 +188,7 @@ class Translation:
         if keys:
             names = [key.rpartition(".")[2] for key in keys]
             self.why.setdefault(setting, ", ".join(dict.fromkeys(names)))
+            self.origins.setdefault((*above, name), SettingOrigin(f"{self.at(keys[0])}: {keys[0]}"))
         for key in keys:
             earlier = self.entries.get(key)
             text = f"{setting}={plain(hidden(value))}"

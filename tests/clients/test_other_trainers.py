@@ -1,5 +1,5 @@
 """A config of axolotl or LLaMA-Factory, trained by its own program and by the recipe that `trnflow new` makes of it: rows, token
-ids, loss masks, updates and learning rates."""
+ids, loss masks, updates, learning rates and losses."""
 
 from __future__ import annotations
 
@@ -55,8 +55,9 @@ for name in names:
     trainer = Seen.trainer
     rows = [[{key: value for key, value in row.items() if "image" not in key} for row in some or []]
             for some in (trainer.train_dataset, trainer.eval_dataset)]
-    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "learning_rate" in entry]
-    json.dump({"updates": trainer.state.global_step, "rates": rates, "train": rows[0], "held": rows[1]},
+    steps = [entry for entry in trainer.state.log_history if "learning_rate" in entry]
+    rates, losses = ([entry[name] for entry in steps] for name in ("learning_rate", "loss"))
+    json.dump({"updates": trainer.state.global_step, "rates": rates, "losses": losses, "train": rows[0], "held": rows[1]},
               open(name + ".theirs", "w"), default=str)
 print()
 print(json.dumps(names))
@@ -73,6 +74,8 @@ LLAMA_FACTORY: dict[str, Any] = {
     **BASE, "model_name_or_path": "chatty", "do_train": True, "dataset_dir": "data", "cutoff_len": 512, "report_to": "none",
     "per_device_train_batch_size": 2, "num_train_epochs": 1.0, "lr_scheduler_type": "cosine", "template": "qwen3_nothink",
 }  # fmt: skip
+WHOLE = 5
+"""Epochs of a batch that holds all rows: their order, which each program draws by itself, does not change a loss."""
 LORA = {"adapter": "lora", "lora_r": 8, "lora_alpha": 16, "lora_target_linear": True}
 PLAIN = {"base_model": "./plain", "special_tokens": {"pad_token": "</s>"}}
 TALKS = {"field_messages": "conversations", "message_property_mappings": {"role": "from", "content": "value"}}
@@ -105,6 +108,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
             **AXOLOTL, **rows_in("pairs", type="chat_template.default", field_messages="messages"), "rl": "dpo",
             "chat_template": "chatml",
         },
+        "a-whole": {
+            **AXOLOTL, **rows_in("alpaca", type="alpaca"), "micro_batch_size": COUNT // 2, "num_epochs": WHOLE,
+            "warmup_ratio": None, "warmup_steps": 0,
+        },
         "a-kto": {
             **AXOLOTL, **LORA, **rows_in("marks", type="chatml.argilla_chat"), "rl": "kto", "rl_beta": 0.2,
             "chat_template": "chatml", "remove_unused_columns": False,
@@ -118,6 +125,10 @@ CONFIGS: dict[str, dict[str, dict[str, Any]]] = {
         "l-alpaca": {
             **LLAMA_FACTORY, "stage": "sft", "finetuning_type": "lora", "dataset": "alpaca", "template": "chatml",
             "lr_scheduler_type": "linear", "warmup_steps": 4, "max_steps": 20,
+        },
+        "l-whole": {
+            **LLAMA_FACTORY, "stage": "sft", "finetuning_type": "full", "dataset": "alpaca", "num_train_epochs": WHOLE,
+            "per_device_train_batch_size": COUNT // 2,
         },
         "l-texts": {
             **LLAMA_FACTORY, "stage": "pt", "finetuning_type": "full", "dataset": "texts", "packing": False, "warmup_ratio": 0.1,
@@ -255,11 +266,12 @@ def ours(house: Path, name: str) -> dict[str, Any]:
     (log,) = {*house.glob(LOGS)} - before
     events = map(json.loads, log.read_text().splitlines())
     values = [event["values"] for event in events if event["event"] == "metrics" and event["stage"] == "train"]
-    rates = [each["learning_rate"] for each in values if "learning_rate" in each]
+    steps = [each for each in values if "learning_rate" in each]
     assert shell("get", f"{name}.yaml", "tokenize_text", f"{name}-tokens").returncode == 0
     folders = [house / f"{name}-tokens" / split for split in ("train", "validation")]
     return {
-        "rates": rates,
+        "rates": [each["learning_rate"] for each in steps],
+        "losses": [each["loss"] for each in steps],
         "rows": Counter(row for folder in folders if folder.exists() for row in our_rows(folder, name)),
     }
 
@@ -348,3 +360,6 @@ def test_the_recipe_trains_as_the_config_does_there(house: Path, theirs: dict[st
     pairs = 2 if name.endswith("dpo") else 1
     assert rows == expected and sum(rows.values()) == pairs * COUNT
     assert sum(map(sum, (mask for _, mask in rows))) > 10 * COUNT  # and learns from them
+    if name.endswith("whole"):
+        assert here["losses"] == pytest.approx(there["losses"], rel=1e-5)
+        assert there["losses"][0] > 2 * there["losses"][-1]

@@ -30,6 +30,13 @@ def test_types_count() -> None:
     assert difference(document(params={"x": 1}), document(params={"x": True})) == [ValueChange("params", "x", 1, True)]
 
 
+def test_a_table_that_was_null_or_empty_is_named_by_its_entries() -> None:
+    filled = document(params={"split": {"test": 0.1}})
+    for empty in (None, {}):
+        for pair in ((document(params={"split": empty}), filled), (filled, document(params={"split": empty}))):
+            assert [change.name for change in difference(*pair)] == ["split.test"]
+
+
 def test_code_is_named_by_module() -> None:
     changes = difference(
         document(code={"tasks.pack": "sha256:1"}), document(code={"tasks.pack": "sha256:2", "tasks.new": "x"})

@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from tests.conftest import PROJECT
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench
 from tests.kinds.preferences import packed_preferences, rows_of, started
@@ -334,3 +335,23 @@ def test_what_does_not_fit_is_refused_before_anything_runs(
     (tmp_path / "mine.yaml").write_text(recipe)
     shell("run", "mine.yaml", "--direct", "--until", "load_data", *SMALL)
     assert message in shell.error("plan", "mine.yaml", *SMALL, *given_settings, code=2)
+
+
+@pytest.mark.slow
+def test_the_recipe_of_the_page_trains_an_adapter_by_pairs(given: dict[str, Any], tmp_path: Path) -> None:
+    shell = InProcessShell(tmp_path)
+    page = (PROJECT / "docs/tasks.md").read_text().partition("## Pairs of answers")[2]
+    (tmp_path / "pairs.yaml").write_text(page.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows_of(80))))
+    small = (
+        f"model.source={given['model'].location['model']['folder']}",
+        f"model.tokenizer={given['packed'].path / 'tokenizer'}",
+        "train.max_steps=8", "train.learning_rate=1e-3", "tokenize.max_length=64", "pack.chunk_length=256",
+        "format.chat_template=null",
+    )  # fmt: skip
+    made = shell.json("run", "pairs.yaml", "--direct", "--until", "consolidate", *SMALL, *small)
+    metrics = {stage["stage"]: stage["metrics"] for stage in made["stages"]}["train"]
+    assert metrics["eval_reward_margin"] > 0
+    assert shell("get", "pairs.yaml", "consolidate", "model", *SMALL, *small).returncode == 0
+    adapter = json.loads((tmp_path / "model/adapter/adapter_config.json").read_text())
+    assert (adapter["r"], adapter["lora_alpha"]) == (16, 32)

@@ -56,8 +56,8 @@ def test_no_key_of_an_example_is_absent_and_what_is_refused_is_named() -> None:
     assert refused == REFUSED and outcomes == OUTCOMES
 
 
-REFUSED = 127
-OUTCOMES = {"translated": 3755, "no effect": 2774, "not translated": 293}
+REFUSED = 128
+OUTCOMES = {"translated": 3732, "no effect": 2745, "not translated": 290}
 """Of the others' keys: what a change of the tables moves is seen here."""
 
 

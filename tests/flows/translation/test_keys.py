@@ -10,7 +10,7 @@ import yaml
 
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.translation import axolotl, llama_factory, templates, write
-from trnflow.flows.translation.translation import Rule, Table, Translation, nothing
+from trnflow.flows.translation.translation import Entry, Table, Translation, nothing
 from trnflow.tasks.errors import ConfigError
 
 AXOLOTL: dict[str, Any] = {
@@ -369,6 +369,126 @@ NAMED = {
     "message_field_training_detail": "likewise",
 }
 """{key that sets nothing by itself: why}; `test_translation` has what they do."""
+SETS = {
+    "train_on_inputs": "format.task", "train_on_prompt": "format.task", "metric_for_best_model": "train.best_metric",
+    "do_train": "train", "plugins": "train", "float32": "train.dtype", "message_property_mappings": "format.messages",
+    "message_field_role": "format.messages", "message_field_content": "format.messages", "roles": "format.messages",
+    "peft_autocast_adapter_dtype": "train.lora", "roles_to_train": "format.turns", "message_field_training": "format.turns",
+    "message_field_training_detail": "format.turns",
+}  # fmt: skip
+"""{key of `NAMED`: the setting that it is about}."""
+LLAMA_FACTORY = "LLaMA-Factory"
+TABLES: dict[str, Table] = {"axolotl": axolotl.KEYS, LLAMA_FACTORY: llama_factory.KEYS}
+CASES = {"axolotl": OF_AXOLOTL, "datasets": OF_DATASETS, LLAMA_FACTORY: OF_LLAMA_FACTORY}
+OUTCOMES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load(Path(__file__).with_name("outcomes.yaml").read_text())
+
+
+def silent(whose: str) -> list[tuple[str, str, str]]:
+    """The keys that set nothing, each with its outcome and words of the reason."""
+    parts = [OUTCOMES[whose], *([] if whose == "datasets" else [OUTCOMES["both"]])]
+    return [
+        (key, outcome, words)
+        for part in parts
+        for outcome, groups in part.items()
+        for words, keys in groups.items()
+        for key in keys.split()
+    ]
+
+
+NUMBER = (
+    "learning_rate weight_decay adam_beta1 adam_beta2 label_smoothing_factor eval_steps adam_epsilon max_grad_norm "
+    "neftune_noise_alpha logging_steps save_steps warmup_ratio warmup_steps loraplus_lr_ratio lora_dropout simpo_gamma"
+)
+FLAG = "group_by_length load_best_model_at_end dataloader_drop_last"
+TEXT = (
+    "eval_strategy evaluation_strategy metric_for_best_model mlflow_experiment_name mlflow_tracking_uri model_revision"
+)
+
+
+def wrong(*kinds: tuple[Any, str, str]) -> dict[str, tuple[Any, str]]:
+    """Return {key: (a wrong value, words of the error)} of (value, words, keys)."""
+    return {key: (value, words) for value, words, keys in kinds for key in keys.split()}
+
+
+WRONG = {
+    "axolotl": wrong(
+        (
+            "many",
+            "it must be a number",
+            f"{NUMBER} val_set_size num_epochs adam_eps noisy_embedding_alpha rl_beta dpo_beta orpo_alpha kto_desirable_weight "
+            "kto_undesirable_weight center_rewards_coefficient",
+        ),
+        (
+            2.5,
+            "it must be a whole number",
+            "max_steps seed early_stopping_patience save_total_limit lora_r lora_alpha evals_per_epoch eval_batch_size",
+        ),
+        (0, "it must be 1 or more", "gradient_accumulation_steps sequence_len micro_batch_size batch_size"),
+        (
+            "often",
+            "it must be true or false",
+            f"{FLAG} dataset_exact_deduplication train_on_inputs sample_packing load_in_4bit load_in_8bit lora_target_linear "
+            "peft_use_dora peft_use_rslora bfloat16 float16 float32 reward_model peft_autocast_adapter_dtype",
+        ),
+        ("often", "it must be true, false, auto or full", "torch_compile bf16 fp16"),
+        (
+            7,
+            "it must be text",
+            f"{TEXT} base_model revision_of_model tokenizer_config excess_length_strategy chat_template chat_template_jinja "
+            "adapter rl optimizer lr_scheduler",
+        ),
+        ("rope", "it must be a mapping", "model_config overrides_of_model_config chat_template_kwargs"),
+        ("q_proj", "it must be a mapping", "lora_rank_pattern lora_alpha_pattern special_tokens"),
+        ("org/rows", "it must be a list of mappings", "datasets pretraining_dataset test_datasets"),
+        (7, "it must be a list of names", "tokens lora_target_modules lora_modules_to_save plugins"),
+    ),
+    "datasets": wrong(
+        (
+            7,
+            "it must be text",
+            "path type name revision split ds_type field text_column field_messages field_tools field_chosen field_rejected "
+            "message_field_role message_field_content field_system message_field_training message_field_training_detail "
+            "chat_template chat_template_jinja",
+        ),
+        (7, "it must be a list of names", "data_files roles_to_train"),
+        ({"role": 7}, "it must be a mapping of names", "message_property_mappings"),
+        (["user"], "it must be a mapping", "roles"),
+    ),
+    LLAMA_FACTORY: wrong(
+        (
+            "many",
+            "it must be a number",
+            f"{NUMBER} val_size num_train_epochs pref_beta kto_chosen_weight kto_rejected_weight interleave_probs",
+        ),
+        (
+            2.5,
+            "it must be a whole number",
+            "max_steps seed early_stopping_patience early_stopping_steps save_total_limit lora_alpha pissa_iter quantization_bit "
+            "per_device_eval_batch_size",
+        ),
+        (
+            0,
+            "it must be 1 or more",
+            "gradient_accumulation_steps max_samples cutoff_len lora_rank per_device_train_batch_size",
+        ),
+        (
+            "often",
+            "it must be true or false",
+            f"{FLAG} enable_thinking train_on_prompt mask_history packing neat_packing use_rslora use_dora pissa_init pure_bf16 "
+            "do_train disable_gradient_checkpointing",
+        ),
+        ("often", "it must be true, false, auto or full", "torch_compile bf16 fp16"),
+        (
+            7,
+            "it must be text",
+            f"{TEXT} model_name_or_path tokenizer_name stage pref_loss dataset dataset_dir mix_strategy template "
+            "finetuning_type lr_scheduler_type optim",
+        ),
+        (7, "it must be a list of names", "add_tokens add_special_tokens lora_target additional_target"),
+    ),
+}
+ANY = {"gradient_checkpointing", "peft_layers_to_transform", "peft_init_lora_weights"}
+"""Keys of axolotl's that take a value of any type; the last two are checked as what they set."""
 DEFAULTS = {
     "axolotl": {
         "train.epochs": 1, "train.weight_decay": 0.0, "train.schedule": "cosine", "train.warmup_ratio": 0.03, "train.seed": 42,
@@ -437,11 +557,6 @@ def of_dataset(case: Case) -> tuple[dict[str, Any], dict[str, Any]]:
     }, without  # fmt: skip
 
 
-def plant(monkeypatch: pytest.MonkeyPatch, module: Any, table: str, key: str) -> None:
-    planted: Table = {**getattr(module, table), key: nothing("planted")}
-    monkeypatch.setattr(module, table, planted)
-
-
 def ids(case: Case) -> str:
     return f"{case.key}={case.value}"[:40]
 
@@ -461,9 +576,9 @@ def test_a_key_sets_what_was_written_by_hand_for_it(
     # a setting that is the same without the key would not show a wrong line
     module: Any = axolotl if base is AXOLOTL else llama_factory
     if module.KEYS[case.key].kind == "to":
-        plant(monkeypatch, module, "KEYS", case.key)
+        monkeypatch.setattr(module, "KEYS", {**module.KEYS, case.key: nothing("planted")})
     elif case.key in module.LORA:
-        plant(monkeypatch, module, "LORA", case.key)
+        monkeypatch.setattr(module, "LORA", [key for key in module.LORA if key != case.key])
     else:
         config = {**base, **{key: value for key, value in case.beside.items() if key not in ("datasets", case.key)}}
     try:
@@ -481,13 +596,12 @@ def test_a_key_of_a_data_set_sets_what_was_written_by_hand_for_it(here: Path, ca
 
 
 def test_every_line_of_the_tables_has_its_case() -> None:
-    for table, cases in (
-        ({**axolotl.KEYS, **axolotl.LORA}, OF_AXOLOTL),
-        (axolotl.DATASET, OF_DATASETS),
-        ({**llama_factory.KEYS, **llama_factory.LORA}, OF_LLAMA_FACTORY),
-    ):
-        sets = {key for key, rule in table.items() if rule.kind in ("to", "part")}
-        assert sets - {case.key for case in cases} - NAMED.keys() == set()
+    for whose, table in {**TABLES, "datasets": axolotl.DATASET}.items():
+        cases = {case.key for case in CASES[whose]}
+        written = cases | NAMED.keys() | {key for key, *_ in silent(whose)}
+        assert table.keys() - written == cases - table.keys() == set()
+        assert not {key for key, *_ in silent(whose)} & (cases | NAMED.keys() & WRONG[whose].keys())
+        assert WRONG[whose].keys() == {key for key, rule in table.items() if rule.kind in ("to", "part")} - ANY
 
 
 @pytest.mark.parametrize("base", [AXOLOTL, LLAMA], ids=["axolotl", "llama-factory"])
@@ -495,39 +609,54 @@ def test_where_a_config_says_nothing_their_defaults_count(here: Path, base: dict
     recipe = resolved(base)
     expected = DEFAULTS["axolotl" if base is AXOLOTL else "LLaMA-Factory"]
     assert {setting: value_of(recipe, setting) for setting in expected} == expected
+    # written also where trnflow's default is the same
+    assert translated(base).get("train.epochs") == expected["train.epochs"]
 
 
-def lines_of(kind: str) -> list[tuple[dict[str, Any], str, Rule]]:
-    return [
-        (base, key, rule)
-        for base, module in ((AXOLOTL, axolotl), (LLAMA, llama_factory))
-        for key, rule in module.KEYS.items()
-        if rule.kind == kind
-    ]
+def outcome_of(whose: str, key: str, value: Any) -> tuple[Entry, Translation]:
+    """What becomes of a key with this value, and the translation."""
+    base, name = (LLAMA, key) if whose == LLAMA_FACTORY else (AXOLOTL, key)
+    if whose == "datasets":
+        base, name = {**AXOLOTL, "datasets": rows(**{key: value})}, f"datasets.0.{key}"
+    else:
+        base = {**base, key: value}
+    t = translated(base)
+    return t.entries[name], t
 
 
-def test_a_key_without_effect_changes_no_setting_and_is_said(here: Path) -> None:
-    for base, key, rule in lines_of("nothing"):
-        t = translated({**base, key: "planted"})
-        assert t.entries[key].outcome == "no effect" and t.entries[key].text == rule.text
-        assert t.settings == translated(base).settings, key
+@pytest.mark.parametrize("whose", ["axolotl", "datasets", LLAMA_FACTORY])
+def test_a_key_that_sets_nothing_has_the_outcome_that_was_written_by_hand_for_it(here: Path, whose: str) -> None:
+    for key, outcome, words in silent(whose):
+        sets_nothing(whose, key, outcome, words)
 
 
-def test_a_key_that_is_not_translated_changes_no_setting_and_is_named(here: Path) -> None:
-    for base, key, rule in lines_of("lacks"):
-        t = translated({**base, key: "planted"})
-        assert t.entries[key].outcome == "not translated" and t.entries[key].text == rule.text
-        assert t.settings == translated(base).settings, key
-        assert f"# not translated: {key}: planted: " in write.recipe_text(t)
-        assert translated({**base, key: False}).entries[key].outcome == "no effect"
-
-
-def test_a_key_that_would_make_half_a_recipe_is_refused_by_name_and_line(here: Path) -> None:
-    for base, key, rule in lines_of("refuses"):
+def sets_nothing(whose: str, key: str, outcome: str, words: str) -> None:
+    if outcome == "refused":
         with pytest.raises(ConfigError, match=rf"^config.yml:\d+: {key}( 'planted')? is not translated: ") as caught:
-            translated({**base, key: "planted"})
-        assert rule.text in caught.value.message and caught.value.fix
-        assert translated({**base, key: False}).entries[key].outcome == "no effect"
+            outcome_of(whose, key, "planted")
+        assert words in caught.value.message and caught.value.fix
+    else:
+        entry, t = outcome_of(whose, key, "planted")
+        assert (entry.outcome, words in entry.text) == (outcome, True), (key, entry)
+        assert t.settings == translated(LLAMA if whose == LLAMA_FACTORY else AXOLOTL).settings, key
+        line = f"# not translated: {'datasets.0.' * (whose == 'datasets')}{key}: planted: "
+        assert (line in write.recipe_text(t)) == (outcome == "not translated")
+    assert outcome_of(whose, key, False)[0].outcome == "no effect"
+
+
+@pytest.mark.parametrize("whose", ["axolotl", "datasets", LLAMA_FACTORY])
+def test_a_wrong_value_is_an_error_that_names_file_line_key_and_setting(here: Path, whose: str) -> None:
+    for key, (value, words) in WRONG[whose].items():
+        names_its_key(whose, key, value, words)
+
+
+def names_its_key(whose: str, key: str, value: Any, words: str) -> None:
+    name = f"datasets.0.{key}" if whose == "datasets" else key
+    with pytest.raises(ConfigError, match=rf"^config.yml:\d+: {name} can't be .*: {words}") as caught:
+        outcome_of(whose, key, value)
+    setting = caught.value.fix.removeprefix("correct it, or leave it out and set ").removesuffix(" in the recipe")
+    sets = [name for case in CASES[whose] if case.key == key for name in case.expected] or [SETS[key]]
+    assert any(f"{name}.".startswith(f"{setting}.") for name in sets), (setting, sets)
 
 
 ODD: tuple[Any, ...] = ("planted", -1, 2.5, True, [], {}, [1], {"a": [1]}, [{"a": 1}], 1e300)

@@ -190,7 +190,7 @@ def test_the_config_itself_and_files_in_the_way_stay(shell: Shell) -> None:
     assert "other_rows.py exists" in shell.error("new", "config.yaml", "name=other", code=2)
     assert not (shell.folder / "other.yaml").exists() and (shell.folder / "other_rows.py").read_text() == "mine"
     wrong = shell.error("new", "config.yaml", "name=another", "train.epochs=0", code=2)
-    assert "train.epochs" in wrong and not list(shell.folder.glob("another*"))
+    assert "override train.epochs: train.epochs can't be 0" in wrong and not list(shell.folder.glob("another*"))
 
 
 def test_a_schedule_and_devices_are_taken(shell: Shell) -> None:
@@ -365,6 +365,7 @@ def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> Non
             {**AXOLOTL, "datasets": rows(split="train+test")},
             "datasets.0.split 'train+test' is not translated: data.splits has one",
         ),
+        ({**AXOLOTL, "datasets": rows(split="[:5]")}, "datasets.0.split '[:5]' is not translated: it names no split"),
         ({**AXOLOTL, "adapter": "qlora", "load_in_8bit": True}, "load_in_8bit true is not translated: qlora is of 4"),
         ({**LLAMA, "use_galore": True}, "use_galore true is not translated: trnflow has adamw"),
     ],
@@ -375,6 +376,37 @@ def test_what_would_be_half_a_recipe_is_one_error_that_names_the_key(
     with pytest.raises(ConfigError) as caught:
         translated(config)
     assert says in caught.value.message and caught.value.message.startswith("config.yml:") and caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "setting"),
+    [
+        ("learning_rate", -1, "train.learning_rate"),
+        ("weight_decay", -3, "train.weight_decay"),
+        ("adam_beta1", 1.5, "train.beta1"),
+        ("seed", -7, "train.seed"),
+        ("lora_r", 0, "train.lora.rank"),
+        ("lora_dropout", 2, "train.lora.dropout"),
+        ("lora_target_modules", ["q_proj", ""], ""),
+        ("eval_batch_size", 10**8, "evaluate.batch"),
+        ("sequence_len", 10**10, "tokenize.max_length"),
+        ("val_set_size", -0.2, ""),
+        ("warmup_ratio", 1.5, ""),
+        ("chat_template_kwargs", {"messages": 1}, "format.template_arguments"),
+    ],
+)
+def test_a_value_that_no_recipe_takes_is_named_at_its_line_of_the_config(
+    shell: Shell, key: str, value: Any, setting: str
+) -> None:
+    config = {**of_axolotl(path="data/talks.jsonl", type="chat_template"), "adapter": "lora"}
+    config.pop(key, None)
+    (shell.folder / "config.yml").write_text(yaml.safe_dump(config, sort_keys=False) + yaml.safe_dump({key: value}))
+    error = shell.error("new", "config.yml", code=2)
+    line = (shell.folder / "config.yml").read_text().splitlines().index(
+        yaml.safe_dump({key: value}).splitlines()[0]
+    ) + 1
+    assert f"error: config.yml:{line}: {key}{f': {setting}' if setting else ' '}" in error
+    assert "config.yaml" not in error and "unfinished" not in error and not [*shell.folder.glob("*.yaml")]
 
 
 def test_what_is_nearly_the_same_is_written_and_named(here: Path) -> None:
