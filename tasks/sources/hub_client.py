@@ -24,7 +24,7 @@ LOOK = 64 << 20
 """Bytes between two looks at the free disk."""
 _NAME = re.compile(r"[\w-][\w.-]{0,254}")
 _NAMES = ("etag", "x-linked-etag", "x-repo-commit")
-"""Headers that name a file or folder in the client's cache."""
+"""Headers of a file's description (HEAD) that name a file or folder in the client's cache; those of lists may be any text."""
 
 
 class _Open:
@@ -84,7 +84,7 @@ def _check(response: Any) -> None:
     if not _Open.count:
         return
     headers = response.headers
-    for name in _NAMES:
+    for name in _NAMES if response.request.method == "HEAD" else ():
         if not is_name(headers.get(name, "-").removeprefix("W/").strip('"')):
             raise OSError(f"its header {name} is no name of a file")
     if headers.get("content-encoding", "identity") != "identity":
