@@ -130,7 +130,9 @@ def start_server(home: Path, *, stays: bool = False) -> None:
             write_helpers(home, f"http://{HOST}:{listener.getsockname()[1]}")
             _record(folder, _spawn(home, listener, seconds) | {"stays": stays})
     if not stays:
-        sys.stderr.write("starting the local Prefect server: up to half a minute, once; later commands find it running\n")
+        sys.stderr.write(
+            "starting the local Prefect server: up to half a minute, once; later commands find it running\n"
+        )
 
 
 def stop_server(home: Path) -> bool:

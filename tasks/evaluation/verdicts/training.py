@@ -66,17 +66,14 @@ def still_falling(facts: Facts) -> str | None:
 
 def advice(facts: Facts) -> str:
     """Return what may make the model better: more training, or where that has done what it can, more rows or another model."""
-    losses, epochs = (
-        [row["loss"] for row in facts.curves if "loss" in row],
-        facts.training.get("settings", {}).get("epochs"),
-    )
-    shares = _shares(facts.curves, "loss")
+    losses, shares = [row["loss"] for row in facts.curves if "loss" in row], _shares(facts.curves, "loss")
     has_learnt = bool(losses) and _near(shares, losses, 1.0) <= LEARNT * _near(shares, losses, 0.0)
     if has_learnt and still_falling(facts) is None:
         return (
             "its loss no longer falls: more rows of train or another model (model.source) may help, `trnflow sweep --within 30m` "
             "tries other rates"
         )
+    epochs = facts.training.get("settings", {}).get("epochs")
     is_short = facts.kind.per_row and _last_step(facts) < UPDATES and (epochs is None or epochs < PASSES)
     by_itself = "; `auto` chooses both" if is_short else ""
     return f"more updates or a higher rate may help (train.epochs and train.learning_rate{by_itself})"
