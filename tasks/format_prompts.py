@@ -129,7 +129,8 @@ def _labels(config: FormatConfig, rows: Input[RowsMeta]) -> list[str] | None:
     kind = FORMATS[config.task]
     if kind.one_class:
         return rows.meta["labels"]
-    files = [rows.path / f"{split}.parquet" for split in rows.meta["splits"] if split == "train"]
+    known = {"train", *(rows.meta.get("made", ()) if kind.takes_made_rows else ())}
+    files = [rows.path / f"{split}.parquet" for split in in_order(rows.meta["splits"]) if split in known]
     read = partial(_columns, files, kind.columns(config))
     return kind.labels_of(config, read, rows.meta.get("nested", ()))
 

@@ -48,6 +48,8 @@ class RowsMeta(RowColumns, SplitMeta):
     leakage: Counts
     """{"train/test": rows of train whose text is in test}."""
     metrics: Counts
+    made: NotRequired[list[str]]
+    """Splits that are rows of the source's train."""
     label_counts: NotRequired[dict[str, Counts]]
     """{split: {label: rows}}."""
     sources: NotRequired[dict[str, Counts]]

@@ -69,6 +69,8 @@ class Kind:
     """Whether the second text of a pair is the first one's prompt with another row's answer, and the first is marked."""
     queries = False
     """Whether rows with the same first text belong together."""
+    takes_made_rows = False
+    """Whether `labels_of` also gets the rows of splits that were made of train's: one of few rows may be alone in its label."""
     looks_at_targets = False
     """Whether `remarks` has anything to say."""
     apart = False

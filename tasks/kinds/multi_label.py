@@ -141,6 +141,7 @@ class MultiLabel(TargetKind):
     name = "multi_label"
     problem_type = "multi_label_classification"
     decides = True
+    takes_made_rows = True
     metrics = (
         Metric("f1_micro", _of_row, _micro, hub="f1", may_promote=True, is_default=True),
         Metric("f1_macro", _of_row, _macro, hub="f1", may_promote=True),

@@ -9,6 +9,7 @@ import pytest
 
 from tests.data.load.rows import write
 from tests.helpers.data_stages import new_bench
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.label_names import alike, made_of_others
 
 
@@ -27,6 +28,26 @@ def told(root: Path, labels: list[Any], kind: str = "csv", **format: Any) -> lis
 def test_several_labels_of_a_row_that_look_alike(tmp_path: Path, labels: list[Any], kind: str) -> None:
     (remark,) = told(tmp_path, labels, kind, task="multi_label")
     assert remark == "labels that differ by capitals alone count as 2: 'Joy' and 'joy'"
+
+
+def test_a_label_that_only_a_made_split_has_is_known(tmp_path: Path) -> None:
+    """Of few rows and many labels one is alone in its label; a split that is given may hold a misspelt one."""
+    cells = [f"{name},{other}" for name in "abcdefgh" for other in ("x", "y", "z", f"only {name}")]
+    for source, made in (("data", True), ("given", False)):
+        bench = new_bench(tmp_path / source)
+        bench.root.mkdir()
+        write(bench.root / "rows/train.csv", {"text": [f"text {n}" for n in range(len(cells))], "tags": cells})
+        if not made:
+            write(bench.root / "rows/test.csv", {"text": ["text"], "tags": ["only i"]})
+        split = {"split": {"validation": 0.2, "test": 0.2}} if made else {}
+        settings = {"text": "text", "columns": {"tags": "tags"}, **split}
+        rows = bench.rows(source=str(bench.root / "rows"), **settings)
+        assert rows.meta.get("made") == (["test", "validation"] if made else None)
+        if made:
+            assert len(bench.texts(rows, task="multi_label", target="tags").meta["labels"]) == 8 + 3 + 8
+        else:
+            with pytest.raises(DataError, match="the label 'only i' in tags is none of train's"):
+                bench.texts(rows, task="multi_label", target="tags")
 
 
 def test_few_of_many_are_shown() -> None:

@@ -97,6 +97,8 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
         "leakage": dropped.leakage,
         "metrics": {f"{name}_rows": count for name, count in rows.items()},
     }
+    if made:
+        meta["made"] = sorted(made)
     if names:
         meta["label_counts"] = counts
     if nested:
