@@ -513,3 +513,17 @@ def test_the_metric_that_is_written_has_the_value_that_its_test_expects(task: st
 def test_a_column_that_stands_aside_is_not_taken_for_the_label(tmp_path: Path, aside: str) -> None:
     rows = table("text", aside, "verdict", **{aside: ["1", "2", "3", "4"], "verdict": ["yes", "no", "maybe"]})
     assert taken(tmp_path, "t.csv", rows).settings["data"] == {"text": "text", "label": "verdict"}
+
+
+@pytest.mark.parametrize(
+    ("query", "passage", "given"), [("query", "passage", {}), ("asks", "answers", {"task": "reranker"})]
+)
+def test_queries_and_passages_are_known_by_their_names_or_named(
+    tmp_path: Path, query: str, passage: str, given: dict[str, Any]
+) -> None:
+    columns = {"title": sentence, passage: lambda n: sentence(n + 99), query: lambda n: sentence(n % 9, 4)}
+    form = {**given, "text_pair": passage} if given else {}
+    settings = {"data": {"text": query}, "format": form} if given else None
+    draft = taken(tmp_path, "t.csv", table(*columns, "relevance", relevance=["0", "1"], **columns), settings)
+    assert draft.settings["format"]["task"] == "reranker" and draft.settings["format"]["text_pair"] == passage
+    assert draft.settings["data"]["text"] == query
