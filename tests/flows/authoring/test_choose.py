@@ -515,15 +515,11 @@ def test_a_column_that_stands_aside_is_not_taken_for_the_label(tmp_path: Path, a
     assert taken(tmp_path, "t.csv", rows).settings["data"] == {"text": "text", "label": "verdict"}
 
 
-@pytest.mark.parametrize(
-    ("query", "passage", "given"), [("query", "passage", {}), ("asks", "answers", {"task": "reranker"})]
-)
-def test_queries_and_passages_are_known_by_their_names_or_named(
-    tmp_path: Path, query: str, passage: str, given: dict[str, Any]
+@pytest.mark.parametrize(("names", "pair"), [(("query", "passage"), "passage"), (("asks", "answers"), None)])
+def test_a_reranker_that_is_asked_for_knows_its_second_text_by_its_name(
+    tmp_path: Path, names: tuple[str, str], pair: str | None
 ) -> None:
-    columns = {"title": sentence, passage: lambda n: sentence(n + 99), query: lambda n: sentence(n % 9, 4)}
-    form = {**given, "text_pair": passage} if given else {}
-    settings = {"data": {"text": query}, "format": form} if given else None
-    draft = taken(tmp_path, "t.csv", table(*columns, "relevance", relevance=["0", "1"], **columns), settings)
-    assert draft.settings["format"]["task"] == "reranker" and draft.settings["format"]["text_pair"] == passage
-    assert draft.settings["data"]["text"] == query
+    columns = {names[0]: lambda n: sentence(n % 9, 4), names[1]: lambda n: sentence(n + 99)}
+    rows = table(*columns, "relevance", relevance=["0", "1"], **columns)
+    form = taken(tmp_path, "t.csv", rows, {"format": {"task": "reranker"}}).settings["format"]
+    assert (form["task"], form.get("text_pair"), form["target"]) == ("reranker", pair, "relevance")
