@@ -15,6 +15,7 @@ from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation import scores
 from trnflow.tasks.evaluation.baselines.measured import _at_words
 from trnflow.tasks.evaluation.columns import ClassPredictions
+from trnflow.tasks.evaluation.report_outputs import _retrieved
 from trnflow.tasks.evaluation.scores import Score, score
 from trnflow.tasks.kinds.registry import KINDS
 from trnflow.tasks.promotion import compare
@@ -111,3 +112,13 @@ def test_the_tags_of_words_stand_where_a_word_is_judged() -> None:
     expected = np.array([[-100, 0, -100, 2], [1, -100, -100, -100]], np.int32)
     assert _at_words(expected, np.array([5, 6, 7], np.int32)).tolist() == [[-100, 5, -100, 6], [7, -100, -100, -100]]
     assert expected[0, 1] == 0, "the rows stay"
+
+
+def test_what_is_nearest_to_an_anchor_is_named_by_its_row(tmp_path: Path) -> None:
+    texts = [[f"{side} {row}" for row in range(4)] for side in ("asks", "tells")]
+    pq.write_table(pa.table({"text": texts[0], "text_pair": texts[1]}), tmp_path / "test.parquet")
+    found = _retrieved(tmp_path / "test.parquet", np.array([3, 1, 0]), 1, 2, [(0.5, 0, 1), (0.25, 2, 0)])
+    assert found == {
+        "row": 2, "asked": "asks 1", "positive": "tells 1", "place": 2,
+        "found": [{"cosine": 0.5, "text": "tells 3"}, {"cosine": 0.25, "text": "asks 0"}],
+    }  # fmt: skip

@@ -11,8 +11,9 @@ import pytest
 import trnflow as tr
 from tests.helpers.command_line import write_project
 from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
-from trnflow.flows.python.run import Report
+from trnflow.flows.python.run import Report, _opened
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.store import Store
 
 
 @pytest.fixture
@@ -61,3 +62,13 @@ def test_the_page_of_a_run_is_whole_in_its_frame(tmp_path: Path) -> None:
 
 def test_a_run_that_is_awaited_is_asked_for_as_any_other() -> None:
     assert signature(tr.Recipe.run_async) == signature(tr.Recipe.run)
+
+
+def test_the_files_of_an_artifact_are_opened_in_the_home_again_and_again(tmp_path: Path) -> None:
+    store = Store(str(tmp_path / "store"), tmp_path / "home")
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/rows").write_text("rows")
+    artifact = store.ingest(tmp_path / "made", "rows", {}, cache=False)
+    for _ in range(2):
+        folder = _opened(store, artifact)
+        assert folder.parent == store.home / "cache/opened" and (folder / "rows").read_text() == "rows"

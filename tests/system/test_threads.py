@@ -19,6 +19,15 @@ def test_the_end_waits_for_all_work() -> None:
         call_in_thread(lambda: 1 / 0)
 
 
+def test_after_an_error_work_that_soon_ends_is_waited_for() -> None:
+    ended, begun = list[int](), threading.Event()
+    with pytest.raises(KeyboardInterrupt), ThreadPool(1, "pool") as pool:
+        pool.submit(lambda: (begun.set(), time.sleep(0.01), ended.append(1)))  # type: ignore[func-returns-value]
+        begun.wait(30)
+        raise KeyboardInterrupt
+    assert ended == [1] and not threads.abandoned()
+
+
 def test_after_an_error_nothing_begins_and_a_thread_at_work_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(threads, "PATIENCE", 0.1)
     go_on, begun = threading.Event(), threading.Event()

@@ -511,3 +511,19 @@ def test_the_metric_that_is_written_has_the_value_that_its_test_expects(task: st
     example = EXAMPLES.get(task, SHARE)
     values = {name: np.array(eval(text, {"np": np})) for name, text in example.values.items()}
     assert eval(example.body, {"p": SimpleNamespace(**values)}) == example.result
+
+
+@pytest.mark.parametrize("aside", ["fold", "split", "lang"])
+def test_a_column_that_stands_aside_is_not_taken_for_the_label(tmp_path: Path, aside: str) -> None:
+    rows = table("text", aside, "verdict", **{aside: ["1", "2", "3", "4"], "verdict": ["yes", "no", "maybe"]})
+    assert taken(tmp_path, "t.csv", rows).settings["data"] == {"text": "text", "label": "verdict"}
+
+
+@pytest.mark.parametrize(("names", "pair"), [(("query", "passage"), "passage"), (("asks", "answers"), None)])
+def test_a_reranker_that_is_asked_for_knows_its_second_text_by_its_name(
+    tmp_path: Path, names: tuple[str, str], pair: str | None
+) -> None:
+    columns = {names[0]: lambda n: sentence(n % 9, 4), names[1]: lambda n: sentence(n + 99)}
+    rows = table(*columns, "relevance", relevance=["0", "1"], **columns)
+    form = taken(tmp_path, "t.csv", rows, {"format": {"task": "reranker"}}).settings["format"]
+    assert (form["task"], form.get("text_pair"), form["target"]) == ("reranker", pair, "relevance")

@@ -167,6 +167,14 @@ def test_a_server_that_can_not_be_asked_counts_as_scheduled() -> None:
     assert server_process.is_scheduled(1)
 
 
+def test_a_server_sees_that_its_folder_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "prefect").mkdir()
+    monkeypatch.chdir(tmp_path / "prefect")
+    assert server_process._folder_exists()
+    (tmp_path / "prefect").rmdir()
+    assert not server_process._folder_exists()
+
+
 def test_every_page_of_deployments_is_asked_for_schedules(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_process, "PAGE", 2)
     active: list[bool] = []

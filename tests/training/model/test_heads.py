@@ -145,6 +145,17 @@ def test_a_new_head_begins_with_the_means_of_trains_targets(
     )
 
 
+def test_of_two_biases_of_one_size_the_last_begins_with_the_means(tmp_path: Path) -> None:
+    """As many outputs as the layer before them has."""
+    labels = [str(number) for number in range(ROBERTA["hidden_size"])]
+    packed = packed_targets(tmp_path / "packed", "regression", labels, lengths=[len(labels)])
+    source = published(tmp_path / "model", "AutoModel", ROBERTA)
+    before, built = (started(source, packed, False) for _ in range(2))
+    prepared(TrainConfig(), built, packed.meta, Split(packed, "train"))
+    changed = [name for name, value in built.parameters().items() if not torch.equal(value, before.parameters()[name])]
+    assert changed == ["classifier.out_proj.bias"]
+
+
 @pytest.mark.parametrize("block", [1, 7, 1000])
 def test_means_of_targets_are_of_all_rows_however_many_are_read_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
