@@ -52,8 +52,7 @@ def _all(stream: pa.RecordBatchStreamReader, count: int | None, name: str) -> It
 
 
 def _declared(path: Path, first: int) -> int:
-    """Return the bytes of a file's compressed buffers once decompressed, as the buffers say themselves; of values that have
-    no bytes (nulls, repeated runs) one each."""
+    """Return the decompressed bytes that a file's buffers declare, and one for each value that has none."""
     total = 0
     with pa.memory_map(str(path)) as mapped:
         mapped.seek(first)
