@@ -80,10 +80,15 @@ def say(log: EventLog, stage: str, text: str) -> None:
 def checkout_state() -> Meta | None:
     """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
     outside a checkout, or if git can't be run."""
+    code = Path(__file__).resolve()
+    if not (
+        code.parents[2] / ".git"
+    ).exists():  # of another repository around an installed copy `git` would run the programs
+        return None
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         lines = subprocess.run(
-            command, cwd=Path(__file__).parent, capture_output=True, text=True, timeout=10, check=True
+            command, cwd=code.parent, capture_output=True, text=True, timeout=10, check=True
         ).stdout.splitlines()
     except (OSError, subprocess.SubprocessError):
         return None

@@ -1,5 +1,5 @@
 """End this process when it holds too much memory, or a library takes too long, with one line, for commands that read files
-from elsewhere themselves, and for the process of a model that predicts for another program.
+from elsewhere themselves.
 
 A forked process measures: a thread would wait for the interpreter while a library parses.
 """
@@ -40,9 +40,8 @@ def limited_time(seconds: float) -> Iterator[None]:
 def watch_memory(command: str, say: Callable[[MachineError], None], caller: int | None = None) -> None:
     """Fork a process that kills this one and its descendants when they hold more than the machine can spare.
 
-    say: prints the error. caller: a descriptor; this process is killed, too, when the other end of it is closed: a library
-    that computes does not notice. The other process ends with this one. Call it before there are threads, and before torch
-    is loaded.
+    say: prints the error. caller: a descriptor, whose other end's closing kills this process, too. The other process ends
+    with this one. Call it before there are threads, and before torch is loaded.
     """
     global _page
     watched, _page = os.getpid(), mmap(-1, _LIMIT.size)
@@ -75,7 +74,6 @@ def watch_memory(command: str, say: Callable[[MachineError], None], caller: int 
 
 
 def _error(command: str, late: float, most: int) -> MachineError:
-    """Return why a command was ended: beyond a limit of `late` seconds, else (0) of `most` bytes."""
     from trnflow.tasks.launch.memory import shown
 
     what, other = f"it held more than {shown(most)} of memory", "a machine with more memory"

@@ -158,7 +158,7 @@ def _end(process: subprocess.Popen[bytes], connection: Connection, owner: int) -
 
 
 def serve_watched(descriptor: str) -> None:
-    """Main function of the process: `serve`, which ends with an error if the model takes too much memory or time."""
+    """Main function of the process: `serve` under `watch_memory`."""
     number = int(descriptor)
 
     def say(error: MachineError) -> None:

@@ -1,7 +1,4 @@
-"""Bound what a hub's server may answer.
-
-huggingface_hub writes as long as bytes come, and into the file that a header names.
-"""
+"""Bound what a hub's server may answer: huggingface_hub writes all that comes, into the file that a header names."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ _NAMES = ("etag", "x-linked-etag", "x-repo-commit")
 
 
 class _Open:
-    """The `bounded_answers` that are open in this process: how many, and the bytes of the largest file that they expect."""
+    """How many `bounded_answers` are open, and the bytes of the largest file that they expect."""
 
     count = 0
     largest: int | None = None
@@ -40,15 +37,15 @@ def is_name(text: Any) -> bool:
 
 
 def expect_files(*sizes: int) -> None:
-    """Within `bounded_answers`: the files that are downloaded from now on have these bytes at most."""
+    """Expect files of these bytes at most until `bounded_answers` ends."""
     if sizes and _Open.count:
         _Open.largest = max(_Open.largest or 0, *sizes)
 
 
 @contextmanager
 def bounded_answers() -> Iterator[None]:
-    """Context in which the hub's client raises OSError for an answer with too many bytes, or a header that leads out of the
-    cache, and MachineError before the disk is full."""
+    """Context in which the hub's client raises OSError for too many bytes or a header that is no file's name, and MachineError
+    before the disk is full."""
     http = import_module("huggingface_hub.utils._http")
     made = getattr(http, "_GLOBAL_CLIENT_FACTORY", None)  # older versions have none
     if made is not None and not hasattr(made, "ours"):
@@ -63,7 +60,7 @@ def bounded_answers() -> Iterator[None]:
 
 
 def _factory(before: Any) -> Any:
-    """Return a factory of clients that adds our hooks to those that another one makes."""
+    """Return a factory that adds our hooks to another one's clients."""
 
     def made() -> Any:
         client = before()
@@ -94,7 +91,7 @@ def _check(response: Any) -> None:
 
 @cache
 def _bounded_stream() -> Any:
-    """Return the class of streams that end in an error when too many bytes come. Its base is the client's HTTP library's."""
+    """Return a class of the client's HTTP library: a stream that raises OSError for too many bytes."""
     from huggingface_hub import constants
     from huggingface_hub.errors import HfHubHTTPError
 

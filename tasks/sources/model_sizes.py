@@ -128,7 +128,10 @@ def check_sizes(fields: Meta, where: str) -> None:
 
 
 def check_files(folder: Path) -> None:
-    """Raise ModelError for a file of a model's folder that is too large to be parsed."""
+    """Raise ModelError for a file of a model's folder that is too large to be parsed, or a pipe or device: these have no end."""
+    for entry in folder.iterdir():
+        if entry.exists() and not entry.is_file() and not entry.is_dir():
+            raise ModelError(f"model.source: {entry} is no regular file", "remove it, or save the model anew")
     for name, most in FILES.items():
         file = folder / name
         if file.is_file() and file.stat().st_size > most:

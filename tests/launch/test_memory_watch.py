@@ -28,9 +28,9 @@ model: {source: model}
 
 @pytest.mark.parametrize("command", ["new rows.csv model.source=model", "plan recipe.yaml"])
 def test_a_config_that_takes_all_memory_ends_with_one_line(command: str, tmp_path: Path) -> None:
-    """15 MiB of empty lists take 400 MB; Python parses them in one call, which no thread can interrupt."""
+    """7 MB of small objects take 240 MB; Python parses them in one call, which no thread can interrupt."""
     (tmp_path / "model").mkdir()
-    (tmp_path / "model/config.json").write_text('{"a": [' + "[]," * (5 << 20) + "[]]}")
+    (tmp_path / "model/config.json").write_text('{"a": [' + '{"":0},' * 990_000 + "[]]}")
     rows = [f"what a day number {number} was,{'neg' if number % 2 else 'pos'}\n" for number in range(60)]
     (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
     (tmp_path / "recipe.yaml").write_text(RECIPE)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -324,6 +326,24 @@ def test_files_of_millions_of_values_are_not_parsed(tmp_path: Path, name: str, t
     (tmp_path / "model" / name).write_bytes(text)
     with pytest.raises(ModelError, match=rf"model/{name} .*it has more than 2,000,000 values"):
         model_source(ModelConfig(source=str(tmp_path / "model")), Resolver(tmp_path / "home"))
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors", "chat_template.jinja"])
+@pytest.mark.parametrize("target", ["", "/dev/zero"], ids=["pipe", "device"])
+def test_a_pipe_and_a_link_to_a_device_are_not_read(tmp_path: Path, name: str, target: str) -> None:
+    """Who reads one waits for ever, or until memory is full."""
+    write_weights(tmp_path / "model/model.safetensors", shapes_of(LLAMA))
+    resolve(tmp_path, LLAMA)
+    file = tmp_path / "model" / name
+    file.unlink(missing_ok=True)
+    file.symlink_to(target) if target else os.mkfifo(file)
+    program = (
+        "import sys; from pathlib import Path; from trnflow.tasks.sources.model_source import *;"
+        "model_source(ModelConfig(source=sys.argv[1]), Resolver(Path(sys.argv[1]) / 'home'))"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "model")]
+    done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, timeout=60)
+    assert f"{name} is no regular file" in done.stderr
 
 
 def test_a_large_chat_template_is_not_parsed(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ MAGIC = b"ARROW1"
 _FIRST = 8
 """Bytes of a file before its messages: MAGIC, and padding."""
 # places of fields in the tables of Arrow's Message.fbs
-_HEADER, _DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
+_HEADER, _DATA, _NODES, _BUFFERS, _COMPRESSION = 2, 1, 1, 2, 3
 
 
 def open_arrow(path: Path, name: str) -> tuple[pa.Schema, Callable[[list[str]], Iterator[pa.RecordBatch]]]:
@@ -52,7 +52,7 @@ def _all(stream: pa.RecordBatchStreamReader, count: int | None, name: str) -> It
 
 
 def _declared(path: Path, first: int) -> int:
-    """Return the bytes of a file's compressed buffers once decompressed, as the buffers say themselves."""
+    """Return the decompressed bytes that a file's buffers declare, and one for each value that has none."""
     total = 0
     with pa.memory_map(str(path)) as mapped:
         mapped.seek(first)
@@ -66,20 +66,25 @@ def _declared(path: Path, first: int) -> int:
 
 
 def _unpacked(metadata: memoryview, body: pa.Buffer, kind: str) -> int:
-    """Return the decompressed bytes of a message's buffers; 0 without compression."""
+    """Return the decompressed bytes of a message's buffers, or a byte for each value if that is more."""
     header = _table(metadata, _field(metadata, _table(metadata, 0), _HEADER))
     if kind == "dictionary":
         header = _table(metadata, _field(metadata, header, _DATA))
+    values = 0
+    if nodes := _field(metadata, header, _NODES):
+        vector = _table(metadata, nodes)
+        lengths = (_number("<q", metadata, vector + 4 + 16 * node) for node in range(_number("<I", metadata, vector)))
+        values = sum(max(length, 0) for length in lengths)
     buffers = _field(metadata, header, _BUFFERS)
     if not buffers or not _field(metadata, header, _COMPRESSION):
-        return 0
+        return values
     vector = _table(metadata, buffers)
     total = 0
     for number in range(_number("<I", metadata, vector)):
         at, size = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
         # a compressed buffer begins with its decompressed size, or with -1 where it was left as it is
         total += max(_number("<q", body, at), 0) if size >= 8 else 0
-    return total
+    return max(total, values)
 
 
 def _table(metadata: memoryview, place: int) -> int:

@@ -13,7 +13,7 @@ from enum import Enum
 from trnflow.tasks.data.load.streams import max_cell
 
 MOST_LINES = 200_000
-"""Lines of a row: a quote that nobody closes would take all that follow, minutes for 20 MB of short ones."""
+"""Lines of a row: a quote that nobody closes would take all that follow."""
 # the rest of a quoted cell
 _REST = re.compile(r'(?:[^"]|"")*+')
 # a line whose last cell begins with a quote that it does not close

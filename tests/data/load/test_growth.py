@@ -129,6 +129,28 @@ def test_a_column_whose_name_has_a_dot_is_known_by_the_footer(tmp_path):
         next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["a.numbers"]))
 
 
+def runs(count: int, text: str) -> pa.Array:
+    return pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int64()), pa.array([text]))
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"text": runs(2_000_000_000, "a"), "label": runs(2_000_000_000, "b")},
+        {"text": ["a"] * 100, "more": pa.FixedSizeListArray.from_arrays(pa.nulls(100_000_000), 1_000_000)},
+    ],
+    ids=["runs", "nulls"],
+)
+def test_values_without_bytes_are_counted_before_one_is_read(tmp_path, columns):
+    """Billions of rows in a kilobyte would take all time and memory."""
+    batch = pa.record_batch([pa.array(column) for column in columns.values()], names=[*columns])
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), batch.schema) as writer:
+        writer.write_batch(batch)
+    assert (tmp_path / "a.arrow").stat().st_size < 5_000
+    with pytest.raises(DataError, match=r"a\.arrow grows from "):
+        open_file(tmp_path / "a.arrow", "arrow", "a.arrow")
+
+
 @pytest.mark.usefixtures("small")
 def test_a_footer_that_names_other_batches_than_the_stream_is_refused(bench, tmp_path):
     """The mark of the stream's end before the batches, which the footer names all the same."""
