@@ -95,8 +95,10 @@ def _by_last_part(names: Iterable[str]) -> dict[str, list[str]]:
 
 def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
     """Return whether `name` is an empty table, or null, in `empty`, and has entries in `other`."""
-    return name in empty and empty[name] in (None, {}) and any(
-        entry.startswith(f"{name}." if name else "") for entry in other if entry != name
+    return (
+        name in empty
+        and empty[name] in (None, {})
+        and any(entry.startswith(f"{name}." if name else "") for entry in other if entry != name)
     )
 
 
