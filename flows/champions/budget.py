@@ -13,7 +13,7 @@ from trnflow.tasks.evaluation.scores import is_less_better
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.kinds.registry import FORMATS
-from trnflow.tasks.promotion.compare import DIFFERING, POWER, Comparison, smallest_gain
+from trnflow.tasks.promotion.compare import POWER, Comparison, smallest_gain
 from trnflow.tasks.promotion.permutations import least_rows
 from trnflow.tasks.promotion.settings import LOOKS, PromoteConfig
 from trnflow.tasks.store.ledger import Ledger
@@ -139,9 +139,7 @@ def promise(recipe: Recipe, rows: int, memo: Memo) -> Promise:
         return Promise("")
     margin = 0.0 if config.metric and is_less_better(config.metric) else config.margin
     gain, later = (smallest_gain(rows, share, margin) for share in (first, last))
-    given = (
-        f"{config.looks_per_year} looks a year by {origin}; {DIFFERING:.0%} of the rows judged differently by chance"
-    )
+    given = f"{config.looks_per_year} looks a year by {origin}"
     if gain is None:
         return Promise(f"{rows} frozen rows let no gain win {POWER:.0%} of its first looks ({given}): {more}", True)
     wins = f"a challenger that gains {100 * gain:.1f} points of accuracy wins {POWER:.0%} of a year's first looks"
