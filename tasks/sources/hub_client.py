@@ -19,7 +19,7 @@ SLACK = 16 << 20
 """Bytes that a file may have beyond the largest one that is due."""
 LOOK = 64 << 20
 """Bytes between two looks at the free disk."""
-_NAME = re.compile(r"[\w-][\w.-]{0,254}")
+_NAME = re.compile(r"(?!\.\.?$)[^/\\\x00-\x1f]{1,255}")
 _NAMES = ("etag", "x-linked-etag", "x-repo-commit")
 """Headers of a file's description (HEAD) that name a file or folder in the client's cache; those of lists may be any text."""
 

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from tests.helpers.hub_server import Handler, hub_of, run_program
 from tests.helpers.serving import address_of
+from trnflow.tasks.sources.hub_client import is_name
 from trnflow.tasks.sources.hub_errors import asked
 
 PROGRAM = """
@@ -186,6 +189,15 @@ def test_what_a_hub_that_lies_sends_is_bounded_and_stays_in_the_cache(
     assert f"me/set is no file or folder here, and the hub could not be asked: {says}" in error["message"]
     assert not [*tmp_path.rglob("outside*")]
     assert sum(file.stat().st_size for file in cache.rglob("*") if file.is_file()) < 1 << 20
+
+
+@given(st.text(alphabet=st.sampled_from("a.-{}/\\\0\n"), max_size=6))
+@example("..")
+def test_a_name_that_is_taken_is_that_of_a_file_in_the_folder(text: str) -> None:
+    """Also the ETags of proxies, such as Nexus, are names."""
+    assert is_name("{SHA1{adc83b19e793491b1c6ea0fd8b46cd9f32e592fc}}") and is_name("a" * 64) and not is_name("a" * 256)
+    if is_name(text):
+        assert Path("/cache", text).resolve().parent == Path("/cache") and "\0" not in text
 
 
 def test_clients_of_a_program_that_imports_trnflow_stay_as_they_are(tmp_path: Path, shared: Path) -> None:
