@@ -1,4 +1,4 @@
-"""Sound recipes: twenty on real data, and a grid of task, model, file, split and settings of about two hundred."""
+"""Sound recipes: twenty-one on real data, and a grid of task, model, file, split and settings of about two hundred."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gzip
 import io
 import json
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -80,13 +81,17 @@ def converted(
     return write
 
 
-def _write_comments(shared: Path, folder: Path) -> None:
-    """GoEmotions' comments with one emotion, of which the rarest has 39 rows."""
-    names = (shared / "data/goemotions/labels.txt").read_text().split()
+def _write_comments(shared: Path, folder: Path, *, several: bool = False) -> None:
+    """GoEmotions' comments with one emotion, of which the rarest has 39 rows; several: all, a cell holds names."""
+    names, column = (shared / "data/goemotions/labels.txt").read_text().split(), "emotions" if several else "label"
     for split in ("train", "dev", "test"):
         lines = (shared / f"data/goemotions/{split}.tsv").read_text(encoding="utf-8").splitlines()
-        cells = [line.split("\t") for line in lines]
-        rows = ({"text": text, "label": names[int(label)]} for text, label, _ in cells if label.isdigit())
+        cells = ((text, label.split(",")) for text, label, _ in (line.split("\t") for line in lines))
+        rows = (
+            {"text": text, column: ", ".join(names[int(label)] for label in labels)}
+            for text, labels in cells
+            if several or len(labels) == 1
+        )
         write_table(folder / f"comments/{split}.csv", rows)
 
 
@@ -177,6 +182,18 @@ VARIANTS = {
     ),
     "comments of 28 emotions": Sound(
         "classify", ("data.source=comments", FROM_FILES, "train.label_smoothing=0.1", NO_EXPORT), write=_write_comments
+    ),
+    "comments of any number of emotions": Sound(
+        "classify",
+        (
+            "data.source=comments",
+            FROM_FILES,
+            "data.label=null",
+            "format.task=multi_label",
+            "format.target=emotions",
+            NO_EXPORT,
+        ),
+        write=partial(_write_comments, several=True),
     ),
     "pairs by a score": Sound(
         "classify",

@@ -15,7 +15,8 @@ from trnflow.tasks.load_data import NO_TEST_SPLIT
 pytestmark = pytest.mark.slow
 
 SAMPLE = (
-    "emotions by name, balanced", "answers as plain texts, end to end", "four devices, tensor parallel",
+    "emotions by name, balanced", "comments of any number of emotions", "answers as plain texts, end to end",
+    "four devices, tensor parallel",
 )  # fmt: skip
 """The others, and the grid, are nightly."""
 
