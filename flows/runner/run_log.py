@@ -81,9 +81,8 @@ def checkout_state() -> Meta | None:
     """Return {"commit": the git commit of the code, "dirty": whether tracked files have uncommitted changes}; None
     outside a checkout, or if git can't be run."""
     code = Path(__file__).resolve()
-    if not (
-        code.parents[2] / ".git"
-    ).exists():  # of another repository around an installed copy `git` would run the programs
+    # of another repository around an installed copy `git` would run the programs
+    if not (code.parents[2] / ".git").exists():
         return None
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
