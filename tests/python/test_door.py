@@ -13,8 +13,6 @@ from typing import Any
 import pytest
 
 import trnflow as tr
-from tests.acceptance.five_people import write_tickets
-from tests.conftest import PROJECT
 from tests.helpers.command_line import write_project
 from tests.helpers.waiting import wait_for
 from tests.launch.processes import marked
@@ -155,19 +153,3 @@ def test_a_recipe_is_read_set_and_refused(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         with pytest.raises(ConfigError, match=says):
             tr.recipe(source)  # type: ignore[arg-type]
-
-
-@pytest.mark.slow
-def test_the_readme_s_lines_of_python_run_in_an_empty_home(tmp_path: Path) -> None:
-    lines = (PROJECT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
-    small = {
-        "extends": ["classify", "base/scratch/encoder"],
-        "tracking": {"enabled": False},
-        "export": {"target": "none"},
-    }
-    (tmp_path / "readme.py").write_text(lines.replace('"extends": "classify"', f"**{small}"))
-    write_tickets(tmp_path)
-    done = subprocess.run([sys.executable, "readme.py"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    accuracy, *frame = done.stdout.splitlines()
-    assert 0 <= float(accuracy) <= 1 and "my parcel never came" in "".join(frame)
