@@ -85,7 +85,7 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def _json(self, document: object) -> None:
-        # the hub's own lists have such an ETag
+        # a base64 digest, as web frameworks such as Express write: no name of a file
         headers = {"Content-Type": "application/json", "ETag": 'W/"3b5-Yt+7fQ/kW0a="'}
         self._send(200, json.dumps(document).encode(), headers)
 

@@ -194,7 +194,7 @@ def test_what_a_hub_that_lies_sends_is_bounded_and_stays_in_the_cache(
 @given(st.text(alphabet=st.sampled_from("a.-{}/\\\0\n"), max_size=6))
 @example("..")
 def test_a_name_that_is_taken_is_that_of_a_file_in_the_folder(text: str) -> None:
-    """Also the ETags of proxies, such as Nexus, are names."""
+    """An ETag may have braces: whatever stays in the folder is taken."""
     assert is_name("{SHA1{adc83b19e793491b1c6ea0fd8b46cd9f32e592fc}}") and is_name("a" * 64) and not is_name("a" * 256)
     if is_name(text):
         assert Path("/cache", text).resolve().parent == Path("/cache") and "\0" not in text
