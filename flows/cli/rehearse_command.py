@@ -60,7 +60,8 @@ def rehearse_before(context: RunContext, what: Options) -> TrnflowError | None:
 
 def print_rehearsal(rehearsal: Rehearsal, name: str) -> None:
     """Print the remarks, and what went well."""
-    tell(*(f"remark: {remark}" for remark in rehearsal.remarks))
+    of_sample = rehearsal.of_sample
+    tell(*(f"remark{' on the sample' if text in of_sample else ''}: {text}" for text in rehearsal.remarks))
     if rehearsal.fault is None:
         killed = "; training was killed once and went on" if rehearsal.killed else ""
         tell(

@@ -27,7 +27,7 @@ DIFFERS = {"name", "description", "promote", "checks", "hardware", "store", "run
 
 def rehearse_first(context: RunContext, options: Options, readers: Iterable[Reader]) -> Rehearsal | None:
     """Rehearse the context's planned run if it is long and no such rehearsal has passed; else return None. A pass is
-    remembered, and its remarks become notes of the plan."""
+    remembered, and its remarks become notes of the plan, but for those that the run says again, of all rows."""
     plan, memo = context.plan, context.store.memo
     assert plan is not None
     if plan.graph.elsewhere:
@@ -45,7 +45,8 @@ def rehearse_first(context: RunContext, options: Options, readers: Iterable[Read
         memo.put(PASSED, passed, "", True)
         memo.save()
         for remark in rehearsal.remarks:
-            plan.note(remark)
+            if remark not in rehearsal.of_sample:
+                plan.note(remark)
     return rehearsal
 
 

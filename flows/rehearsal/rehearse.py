@@ -52,12 +52,14 @@ class Rehearsal(Reader):
 
     Attributes:
         remarks: Warnings of the data stages, and what the plan remarks.
+        of_sample: Those of the sample that the run says again, of all rows.
         fault: The error that a run would end with; None if all went well.
         killed: Whether training was killed after a step, and went on.
         memory: One line about the memory of the real shape.
     """
 
     remarks: list[str] = field(default_factory=list)
+    of_sample: set[str] = field(default_factory=set)
     fault: TrnflowError | None = None
     killed: bool = False
     memory: str = ""
@@ -66,11 +68,13 @@ class Rehearsal(Reader):
     def read(self, event: Event, state: RunState) -> None:
         """Note the warnings of the stages that read rows."""
         if event["event"] == "note" and event["level"] == "warning" and event["stage"] in HEARD:
-            self.remark(event["text"])
+            self.remark(event["text"], of_sample=event["stage"] in SAMPLED)
 
-    def remark(self, text: str) -> None:
+    def remark(self, text: str, *, of_sample: bool = False) -> None:
         if text not in self.remarks:
             self.remarks.append(text)
+        if of_sample:
+            self.of_sample.add(text)
 
     def to_json(self) -> Meta:
         fault = {"stage": self.fault.stage or None, **self.fault.to_json()} if self.fault else None
@@ -85,6 +89,7 @@ class Rehearsal(Reader):
 
 
 HEARD = frozenset({*DATA_STAGES, "check_turns"})
+SAMPLED = frozenset(DATA_STAGES) - {ROLES["rows"]}
 OF_SMALL_MODEL = frozenset({ROLES["model"], ROLES["export"], ROLES["evaluation"]})
 PLANNED = "killed on purpose, after its first saved state: it must go on from there"
 
@@ -164,7 +169,7 @@ class _Small:
             written = Node(check_turns, TurnsConfig(messages=recipe.format.messages), {"rows": sampled, "texts": texts})
             settle(Graph((written,)), self.begin(recipe))
         for remark in remarks_of_texts(recipe, texts, tokens):
-            self.rehearsal.remark(remark)
+            self.rehearsal.remark(remark, of_sample=True)
         return parent_of(plan.steps[ROLES["training"]], context)
 
     def model(self) -> Artifact:

@@ -16,6 +16,7 @@ from trnflow.flows.rehearsal.rehearse import Rehearsal
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.plan import Options
 from trnflow.tasks.errors import DataError
+from trnflow.tasks.events import EventLog
 from trnflow.tasks.keys.code_closure import Closure
 
 LARGE = "model.config={model_type: llama, hidden_size: 1024, num_hidden_layers: 8, num_attention_heads: 8}"
@@ -69,7 +70,7 @@ def test_a_pass_is_remembered_and_a_fault_is_not(folder: Path, monkeypatch: pyte
 
     def counted(context: RunContext, *readers: object) -> Rehearsal:
         begun.append(context.recipe.name)
-        return Rehearsal(fault=next(outcomes), remarks=["a remark"])
+        return Rehearsal(fault=next(outcomes), remarks=["a remark", "4 rows cut"], of_sample={"4 rows cut"})
 
     monkeypatch.setattr(module, "rehearse", counted)
     first = rehearse_first(planned(), Options(), ())
@@ -77,6 +78,7 @@ def test_a_pass_is_remembered_and_a_fault_is_not(folder: Path, monkeypatch: pyte
     passing = planned()
     assert rehearse_first(passing, Options(), ()) is not None
     assert passing.plan is not None and "a remark" in passing.plan.notes
+    assert "4 rows cut" not in passing.plan.notes, "the run says it of all rows"
     assert rehearse_first(planned(), Options(), ()) is None
     with (folder / "answers.jsonl").open("a") as file:  # tomorrow's rows
         file.write('{"instruction": "more", "response": "Yes."}\n')
@@ -87,6 +89,15 @@ def test_a_pass_is_remembered_and_a_fault_is_not(folder: Path, monkeypatch: pyte
     assert rehearse_first(planned(), Options(), ()) is not None, "other code may have another fault"
     assert rehearse_first(planned(), Options(), ()) is None
     assert len(begun) == 4
+
+
+def test_which_remarks_are_of_the_sample() -> None:
+    """The rows are loaded whole; the other data stages see the sample's."""
+    rehearsal = Rehearsal()
+    log = EventLog(rehearsal)
+    for stage in ("load_data", "tokenize_text", "check_turns"):
+        log.write("note", stage=stage, level="warning", text=f"{stage} remarks")
+    assert len(rehearsal.remarks) == 3 and rehearsal.of_sample == {"tokenize_text remarks"}
 
 
 def test_a_run_with_a_fault_ends_before_its_first_stage(folder: Path) -> None:
