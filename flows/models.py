@@ -34,6 +34,8 @@ from trnflow.tasks.store.model_names import (
 
 OF_MODELS = (ROLES["model"], ROLES["export"], ROLES["evaluation"])
 """Stages whose artifacts are models or about one."""
+NEW_TOKENS = 256
+"""The most tokens of an answer, unless the user says how many."""
 
 
 class FoundModel(NamedTuple):

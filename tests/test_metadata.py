@@ -9,6 +9,7 @@ from typing import get_type_hints
 import pytest
 
 from trnflow.tasks import metadata
+from trnflow.tasks.system.json_objects import misfit
 
 TABLE = (Path(__file__).parents[1] / "ARCHITECTURE.md").read_text()
 KINDS = {
@@ -32,3 +33,12 @@ def test_the_table_of_artifacts_has_each_fact(kind: str) -> None:
         assert "as tokens" in listed
         facts -= {*get_type_hints(metadata.TokensMeta)}
     assert facts <= named
+
+
+def test_an_export_that_was_compared_on_no_rows_has_no_difference() -> None:
+    exported = {
+        "task": "classification", "labels": ["a", "b"], "lengths": [8], "target": "onnx", "batch": 1, "dtype": "float32",
+        "rows_compared": 0, "max_difference": None,
+    }  # fmt: skip
+    assert misfit(exported, metadata.ExportedMeta) == ""
+    assert "max_difference" in misfit({**exported, "max_difference": "0"}, metadata.ExportedMeta)

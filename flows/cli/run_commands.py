@@ -19,7 +19,7 @@ from trnflow.flows.recipes.sections import TrackingConfig
 from trnflow.flows.runner.context import RunContext, make_plan, open_context
 from trnflow.flows.runner.expected_time import expect_training
 from trnflow.flows.runner.mlflow_log import trackers
-from trnflow.flows.runner.plan import Options
+from trnflow.flows.runner.plan import Options, Step
 from trnflow.flows.runner.run import Result
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.runner.warm_parents import start_warm_parents
@@ -67,25 +67,25 @@ def _run(options: Namespace) -> tuple[int, bool]:
     what.check(graph)
     context.plan = make_plan(graph, context)
     context.plan.check_needs(what, here=context.environment)
-    idle = not context.plan.due(what)
-    if not idle and what.until not in DATA_STAGES:
+    due = context.plan.due(what)
+    if due and what.until not in DATA_STAGES:
         if not graph.elsewhere and (expected := expect_training(recipe, context.plan)):
             say(expected)
         fault = None if options.no_rehearse else rehearse_before(context, what)
         if fault is not None:
             print_error(fault, options)
             return 2, False
-    if idle:
+    if not due:
         log = EventLog(*trackers(recipe, context.store))  # a lost blob is found, and made, only now
         result = run_graph(graph, context.for_run(log), what)
     else:
-        result = _run_stages(options, context, what)
+        result = _run_stages(options, context, what, due)
     if result.error is not None:
         complete(result.error, options)
     if options.json:
         emit_json(result.to_json())
     else:
-        _print_result(recipe, result, idle)
+        _print_result(recipe, result, not due)
     return print_error(result.error, options) if result.error else 0, result.prefect_lost
 
 
@@ -133,15 +133,14 @@ def order(options: Namespace) -> int:
     return code
 
 
-def _run_stages(options: Namespace, context: RunContext, what: Options) -> Result:
+def _run_stages(options: Namespace, context: RunContext, what: Options, due: list[Step]) -> Result:
     with Progress() as progress:
         if options.direct:
             return _run_directly(context, what, progress)
         from trnflow.flows.cli.prefect_run import call_flow, quiet, reach_server
 
         quiet()  # before the warm parents start, which compare the environment
-        assert context.plan is not None
-        start_warm_parents(context.plan.due(what), context)  # they import while this process imports Prefect
+        start_warm_parents(due, context)  # they import while this process imports Prefect
         if away := reach_server(context.store.home):
             return _run_without_prefect(context, what, progress, away)
         parameters = {

@@ -13,7 +13,7 @@ from trnflow.flows.cli.live.runs_command import list_runs
 from trnflow.flows.display import report
 from trnflow.flows.display.live_block import html_table
 from trnflow.flows.finetune import ROLES
-from trnflow.flows.models import find_model
+from trnflow.flows.models import NEW_TOKENS, find_model
 from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import RunRecord
@@ -140,7 +140,7 @@ class Model:
     def predict(
         self,
         rows: str | Sequence[str] | Sequence[Meta] | pd.Series[str] | pd.DataFrame,
-        max_new_tokens: int = 256,
+        max_new_tokens: int = NEW_TOKENS,
         columns: Sequence[str] | None = None,
     ) -> pd.DataFrame:
         """Return the predictions of texts, or of rows with the columns of training, in order and with a DataFrame's index.

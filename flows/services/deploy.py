@@ -196,12 +196,17 @@ def _register(home: Path, folder: Path, file: Path) -> None:
     command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all", "--prefect-file", str(file)]
     process = subprocess.run(command, cwd=folder, capture_output=True, text=True)
     if process.returncode:
-        lines = (process.stderr.strip() or process.stdout.strip()).splitlines()
-        declared, message = folder / PREFECT_FILE, lines[-1].strip() if lines else f"exit code {process.returncode}"
-        if SERVER_FAILED in message:
-            cause, fix = cause_of_failure(home)
-            raise ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or message}", fix)
-        raise ProcessFailed(f"Prefect refused a deployment of {declared}: {message}", f"correct {declared}")
+        printed = process.stderr.strip() or process.stdout.strip() or f"exit code {process.returncode}"
+        raise _refused(home, folder / PREFECT_FILE, printed)
+
+
+def _refused(home: Path, declared: Path, printed: str) -> ProcessFailed:
+    """Return the error about deployments that were not registered. printed: by Prefect; its last line says why."""
+    message = printed.splitlines()[-1].strip()
+    if SERVER_FAILED in message:
+        cause, fix = cause_of_failure(home)
+        return ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or message}", fix)
+    return ProcessFailed(f"Prefect refused a deployment of {declared}: {message}", f"correct {declared}")
 
 
 def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,13 @@ from PIL import Image
 from tests.helpers import small_models
 from tests.helpers.kept_inputs import run_whole
 from tests.helpers.small_models import Rows
+from tests.training.toys import packed_classes
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.config import GenerationConfig
-from trnflow.tasks.evaluation.forward import token_losses
+from trnflow.tasks.evaluation.forward import single_row_seconds, token_losses
 from trnflow.tasks.evaluation.generation import (
     Prompt,
     generate,
@@ -445,3 +447,28 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 def test_latencies_are_the_median_and_the_95th_percentile_in_milliseconds() -> None:
     seconds = [number / 1000 for number in range(101)]
     assert _latency("export_", seconds[::-1]) == {"export_latency_p50_ms": 50.0, "export_latency_p95_ms": 95.0}
+
+
+@pytest.mark.parametrize(("rows", "parameters", "timed"), [(6, 10**12, 3), (4, 1, 4), (200, 1, 50)])
+def test_single_rows_are_timed_evenly_and_the_first_pass_is_not_counted(
+    tmp_path: Path, rows: int, parameters: int, timed: int
+) -> None:
+    import torch
+
+    read: list[int] = []
+
+    class Model:
+        device = "cpu"
+
+        def num_parameters(self) -> int:
+            return parameters
+
+        def forward(self, input_ids: Any, attention_mask: Any) -> None: ...
+
+        def __call__(self, **inputs: Any) -> Any:
+            read.append(len(inputs["input_ids"]))
+            return SimpleNamespace(logits=torch.zeros(1))
+
+    split = Split(packed_classes(tmp_path / "packed", rows=rows, lengths=[8]), "train")
+    assert len(single_row_seconds(Model(), split)) == timed
+    assert read == [1] * (timed + 1)

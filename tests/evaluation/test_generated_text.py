@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
+from tests.helpers import small_models
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
+from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.evaluation.generated_text import is_exact_match, is_json, rouge, token_f1
-from trnflow.tasks.evaluation.generation import _without_special
+from trnflow.tasks.evaluation.generation import Prompt, _without_special, generate, prompt_encoder
+from trnflow.tasks.evaluation.models import load_model
 from trnflow.tasks.evaluation.scores import values_of_texts
 
 KNOWN = [
@@ -63,3 +69,17 @@ def test_answers_lose_special_tokens_alone_as_generated_texts_do() -> None:
     tokenizer.add_special_tokens(["</s>", "<end>"])
     tokenizer.add_tokens([AddedToken("<tool>", special=False)])
     assert _without_special(tokenizer, "<tool>yes<end></s>") == "<tool>yes"
+
+
+def test_a_model_without_positions_of_its_own_writes_as_many_tokens_as_are_asked_for(tmp_path: Path) -> None:
+    weights = small_models.llama(tmp_path / "llama")
+    model, tokenizer = load_model(weights.path, "causal_lm"), read_tokenizer(weights.path)
+    prompt, config = Prompt([{"text": "the cat sat", "train": False}]), GenerationConfig(max_new_tokens=3)
+
+    def made(positions: int | None) -> tuple[int, int]:
+        encoder = prompt_encoder(tokenizer, {})
+        found = generate(model, tokenizer, encoder, prompt, config, positions=positions, ends=[], sample=False)
+        return found["tokens"], found["prompt_tokens_cut"]
+
+    assert made(None) == (3, 0)
+    assert made(4) == (2, 2), "half of four positions is for the answer"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import json
 import re
+import resource
+import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -17,7 +19,7 @@ from trnflow.flows.finetune import STAGES
 from trnflow.flows.runner.own_code import ELSEWHERE
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import CodeError, DataError
-from trnflow.tasks.own_stage import OwnStage, _checked, own_stage
+from trnflow.tasks.own_stage import OwnStage, _checked, made, own_stage
 from trnflow.tasks.stage import Workdir
 
 STAGES_PY = '''"""What to look at."""
@@ -211,3 +213,33 @@ def test_a_metric_is_a_number(value: object) -> None:
     assert _checked({"metrics": {"share": 0.5, "rows": 3}}, "mine.py:1 in one")["metrics"] == {"share": 0.5, "rows": 3}
     with pytest.raises(DataError, match="mine.py:1 in one: its metric share is .*, no number"):
         _checked({"metrics": {"share": value}}, "mine.py:1 in one")
+
+
+def test_a_stage_may_take_as_much_memory_as_its_process_and_its_progress_is_not_passed_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "stage_of_mine.py").write_text(
+        "import resource\n"
+        "def sizes(config, rows, out):\n"
+        "    out.progress(1, 2)\n"
+        "    out.info(config['say'])\n"
+        "    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)\n"
+        "    return {'metrics': {'is_whole': float(soft == hard)}}\n"
+    )
+    monkeypatch.setattr("sys.path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "stage_of_mine", raising=False)
+    location = {"functions": {"stages.one": "stage_of_mine:sizes"}, "search": [str(tmp_path)], "files": {}}
+    arguments: Meta = {
+        "code": {"kind": "code", "identity": {"code": {}}, "location": location}, "hook": "stages.one",
+        "elsewhere": False, "out": str(tmp_path / "out"), "scratch": str(tmp_path / "scratch"),
+        "given": {"path": str(tmp_path), "kind": "rows", "meta": {}, "digest": "sha256:1"},
+        "config": {"arguments": {"say": "hello"}},
+    }  # fmt: skip
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    some = 1 << 40 if hard == resource.RLIM_INFINITY else hard // 2
+    resource.setrlimit(resource.RLIMIT_DATA, (some, hard))
+    try:
+        result = made(arguments, lambda name: None)
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+    assert result == {"meta": {"metrics": {"is_whole": 1.0}}, "events": [{"info": "hello"}]}

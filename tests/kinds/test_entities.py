@@ -110,3 +110,12 @@ def test_pieces_are_grouped_as_transformers_groups_them(seed: int) -> None:
     around = np.full((1, 5), 0.2)
     found = grouped(text, [None, *places, None], np.concatenate([around, scores, around]).tolist(), labels)
     assert found == wanted and any(one["end"] - one["start"] > 3 for one in wanted)
+
+
+def test_the_loss_and_the_accuracy_are_means_over_labelled_pieces() -> None:
+    expected = np.array([[1, 2, 0], [1, IGNORED, IGNORED]], np.int32)
+    decided = np.array([[1, 0, 0], [1, IGNORED, IGNORED]], np.int32)
+    values = values_of(
+        "token_classification", Outputs(expected, np.ones((2, 3), np.float32), decided, np.array([1.0, 5.0]))
+    )
+    assert (values["loss"], values["accuracy"]) == (pytest.approx((3 * 1.0 + 5.0) / 4), 0.75)

@@ -107,16 +107,19 @@ def test_rows_that_suit_another_task_are_told_which() -> None:
 
 
 @pytest.mark.parametrize(
-    "row",
+    ("row", "named"),
     [
-        {**SHAPES["texts"], "chosen": "Why? So."},
-        {**SHAPES["conversations and a text"], "prompt": "When?"},
-        {**SHAPES["conversations and their prompt"], "prompt": [{**ASKED, "content": "When?"}]},
+        ({**SHAPES["texts"], "chosen": "Why? So."}, "rejected"),
+        ({**SHAPES["texts"], "rejected": "Why? No."}, "chosen"),
+        ({**SHAPES["conversations and a text"], "prompt": "When?"}, "chosen"),
+        ({**SHAPES["conversations and their prompt"], "prompt": [{**ASKED, "content": "When?"}]}, "chosen"),
     ],
 )
-def test_a_prompt_that_does_not_begin_both_answers_is_named_with_its_row(row: dict[str, Any], tmp_path: Path) -> None:
+def test_a_prompt_that_does_not_begin_both_answers_is_named_with_its_row(
+    row: dict[str, Any], named: str, tmp_path: Path
+) -> None:
     kind = SHAPES["texts" if isinstance(row["chosen"], str) else "conversations and a text"]
-    with pytest.raises(DataError, match="split train row 2: (chosen|rejected) does not begin with the row's prompt"):
+    with pytest.raises(DataError, match=f"split train row 2: {named} does not begin with the row's prompt"):
         texts_of(tmp_path, {**kind, "prompt": row["prompt"] if isinstance(row["prompt"], list) else kind["prompt"]} if
                  not isinstance(row["prompt"], list) else {**row, "prompt": [ASKED]}, row)  # fmt: skip
 

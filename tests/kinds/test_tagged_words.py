@@ -18,7 +18,7 @@ from trnflow.tasks.data.format.row_makers import CUT_WORD, maker_of
 from trnflow.tasks.data.format.templates import no_limit
 from trnflow.tasks.data.load.readers import open_file
 from trnflow.tasks.data.tables import label_type
-from trnflow.tasks.data.tokenization.token_encoder import TokenEncoder
+from trnflow.tasks.data.tokenization.token_encoder import TokenEncoder, first_pieces
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.kinds.kind import IGNORED
@@ -304,3 +304,9 @@ def test_lists_of_class_numbers_have_the_names_that_datasets_declared(tmp_path: 
     pa.parquet.write_table(table, tmp_path / "bad.parquet")
     with pytest.raises(DataError, match=r"bad\.parquet row 1: ner_tags holds 7, and its classes are numbered 0 to 2"):
         [*open_file(tmp_path / "bad.parquet", "parquet", "bad.parquet").batches(["ner_tags"])]
+
+
+def test_a_word_that_no_token_begins_gives_its_label_to_none() -> None:
+    words = [{"start": 2, "end": 4, "label": 1}, {"start": 4, "end": 6, "label": 2}]
+    assert first_pieces("abXcdEf", [(0, 4), (4, 6), (6, 7)], words) == [IGNORED, 2, IGNORED]
+    assert first_pieces("abXcdEf", [(0, 2), (2, 3), (3, 5), (5, 7)], words) == [IGNORED, 1, IGNORED, 2]

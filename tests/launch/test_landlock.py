@@ -44,3 +44,17 @@ def test_native_readers_and_children_are_held(tmp_path: Path) -> None:
         "known.parquet 2 0 True", "folder/known.parquet 2 0 False", "other.parquet refused 1 True",
     ]  # fmt: skip
     assert (tmp_path / "written").exists()
+
+
+@pytest.mark.skipif(not landlock.is_there(), reason="this kernel has no Landlock")
+def test_the_files_that_are_named_to_the_kernel_stay_open_no_longer(tmp_path: Path) -> None:
+    script = (
+        "import os, sys; from trnflow.tasks.launch.landlock import read_only_these\n"
+        "count = lambda: len(os.listdir('/proc/self/fd'))\n"
+        "before = count(); read_only_these([*sys.argv[1:], '/proc']); print(count() - before)"
+    )
+    names = [str(tmp_path / name) for name in "abc"]
+    for name in names:
+        Path(name).touch()
+    done = subprocess.run([sys.executable, "-c", script, *names], capture_output=True, text=True, check=True)
+    assert done.stdout == "0\n"

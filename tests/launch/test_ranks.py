@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from tests.launch import stages
 from tests.launch.processes import gone, wait_for
 from tests.launch.test_local import in_thread
 from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed, TrnflowError
+from trnflow.tasks.launch import ranks
 from trnflow.tasks.launch.call import Call
 from trnflow.tasks.launch.local import run_call
 from trnflow.tasks.launch.ranks import _outcome, leave
@@ -107,3 +110,20 @@ def test_of_several_errors_the_likeliest_cause_is_told(tmp_path: Path) -> None:
     assert told(lost, None, lost).startswith("rank 1 of 3 died without a word (signal SIGKILL)")
     assert told(lost, ProcessFailed("later"), lost).startswith("rank 0 of 3: train failed with RuntimeError")
     assert told(row, None, lost) == "row 3: no label", "of the first rank as if it were alone"
+
+
+@pytest.mark.process
+@pytest.mark.timeout(60)
+def test_ranks_that_wait_for_a_failed_one_are_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "LAST_WORDS", 0.1)
+    monkeypatch.setattr(ranks, "STACK_SECONDS", 0.0)
+    fork = multiprocessing.get_context("fork")
+    processes = [fork.Process(target=time.sleep, args=(600,)), fork.Process(target=os._exit, args=(3,))]
+    try:
+        for process in processes:
+            process.start()
+        assert ranks._watch(processes, tmp_path) == [0]
+    finally:
+        for process in processes:
+            process.kill()
+            process.join()

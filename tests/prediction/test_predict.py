@@ -287,3 +287,11 @@ def test_a_prompt_is_cut_where_a_model_names_no_positions(
     assert said["tokens"] <= 4 and said["cut"] > 100
     ids, kept = generator._ids([{"text": "a day " * 200, "train": False}], "row 1")
     assert kept == [ids[0], *ids[-59:]] and ids[0] == 1, "the beginning stays"
+
+
+def test_a_text_is_cut_to_the_positions_of_the_model_where_rows_were_longer(classes: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(classes, tmp_path / "longer"))
+    document = json.loads((folder / ROW_FORMAT_FILE).read_text())
+    write_json(folder / ROW_FORMAT_FILE, {**document, "max_length": 48})
+    long = {"title": " ".join(WORDS * 3), "body": "cat"}
+    assert predict(folder, [long]) == predict(classes, [long])

@@ -72,3 +72,9 @@ def test_the_files_of_an_artifact_are_opened_in_the_home_again_and_again(tmp_pat
     for _ in range(2):
         folder = _opened(store, artifact)
         assert folder.parent == store.home / "cache/opened" and (folder / "rows").read_text() == "rows"
+
+
+def test_a_rehearsal_asks_for_rows_that_are_elsewhere(folder: Path) -> None:
+    mine = tr.recipe("mine.yaml").set(data__source="http://127.0.0.1:1/train.jsonl")
+    with pytest.raises(DataError, match=r"can't be read: \[Errno 111\]"):
+        mine.rehearse()

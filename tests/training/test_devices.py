@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
+import sys
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import pytest
 
-from tests.training.run_stage import run_stage
+from tests.training.run_stage import PROJECT, run_stage
 from tests.training.toys import BERT, packed_classes, scratch
 from trnflow.tasks.errors import MissingDependency, ModelError
 from trnflow.tasks.precompile import precompile
@@ -112,3 +116,31 @@ def test_a_driver_that_does_not_tell_is_left_to_the_runtime(
     (tmp_path / "sys" / "neuron0").mkdir(parents=True)
     monkeypatch.setattr(devices, "NEURON_DEVICES", tmp_path / "sys")
     devices.check_device(TWO_CORES)
+
+
+STANDING_IN = ("torch_xla", "torch_xla.debug", "torch_xla.debug.metrics", "torch_xla.distributed", "torch_xla.runtime")
+
+
+@pytest.mark.parametrize(
+    ("fields", "mesh"),
+    [
+        ({"devices": 1}, False),
+        ({"devices": 2}, True),
+        ({"device": "neuron", "devices": 1}, False),
+        ({"device": "neuron", "devices": 2}, False),
+    ],
+)
+def test_only_one_process_of_several_devices_has_a_mesh(
+    fields: dict[str, Any], mesh: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Modules stand in for torch_xla, which this process must not import, and for devices that are not here."""
+    for name in (*STANDING_IN, "torch_xla.distributed.spmd"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    config = TrainConfig(**{"engine": "xla", "global_batch": 2, **fields})
+    spec = importlib.util.spec_from_file_location("xla_devices", PROJECT / "tasks/training/xla/devices.py")
+    assert spec is not None and spec.loader is not None
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.torch_xla.device, module.xs.Mesh = lambda: "xla:0", lambda *sizes: "mesh"
+    module.xr.global_runtime_device_count, module.xr.use_spmd = lambda: config.devices, lambda: None
+    assert module.start_devices(config) == ("xla:0", "mesh" if mesh else None)

@@ -6,6 +6,8 @@ import json
 import math
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,8 +19,9 @@ from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
-from trnflow.tasks.training.loop import TrainingState
+from trnflow.tasks.training.loop import Run, TrainingState
 from trnflow.tasks.training.selection import Best, Chosen, check_selection, validated, without_effect
+from trnflow.tasks.training.world import ALONE
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
 
@@ -118,3 +121,14 @@ def test_a_metric_that_nothing_yields_is_refused(fields: dict, meta: dict, text:
     with pytest.raises(ConfigError, match=text):
         check_selection(TrainConfig(**fields), meta)
     check_selection(TrainConfig(), meta)
+
+
+@pytest.mark.parametrize(("fields", "kept"), [({"keep_best": True}, [True, False, True]), ({}, [False, False, False])])
+def test_a_run_that_keeps_the_best_says_which_evaluation_is_a_new_one(fields: dict[str, Any], kept: list[bool]) -> None:
+    """What an evaluation gives is given: a model takes longer."""
+    losses, found = iter([3.0, 4.0, 2.0]), []
+    run: Any = SimpleNamespace(config=TrainConfig(**fields), progress=TrainingState(), world=ALONE)
+    run.chosen, run.evaluate = Chosen("eval_loss", less_is_better=True), lambda: {"eval_loss": next(losses)}
+    for run.progress.step in (1, 2, 3):
+        found.append(Run.is_new_best(run))
+    assert (found, run.progress.best.step) == (kept, 3 if fields else 0)

@@ -15,7 +15,7 @@ from trnflow.flows.cli.model.serve import SECONDS, check_installed, in_time, ser
 from trnflow.flows.cli.output import say, tell
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.finetune import ROLES
-from trnflow.flows.models import FoundModel, find_model
+from trnflow.flows.models import NEW_TOKENS, FoundModel, find_model
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.conversation import Row
 from trnflow.tasks.data.limited_process import keep_servers
@@ -57,7 +57,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     parser.add_argument(
         "--max-new-tokens",
         type=number(int, 1, 1 << 24),
-        default=256,
+        default=NEW_TOKENS,
         metavar="N",
         help="the most tokens of an answer (%(default)s)",
     )

@@ -416,3 +416,18 @@ def test_a_template_that_writes_messages_whole_reads_all_fields(bench: Bench, tm
     messages = [{**TALK[0], "id": 1}, {**TALK[1], "meta": {"a": [1]}}]
     notes = templated(Conversation(messages), template, "row", last=True).notes
     assert not [note for note in notes if note.startswith(UNREAD)]
+
+
+@pytest.mark.parametrize(
+    ("ask", "read"),
+    [
+        (lambda message: "name" in message, {"name"}),
+        (lambda message: message.get("name"), {"name"}),
+        (lambda message: message["tool"]["id"], {"tool", "tool.id"}),
+        (lambda message: [*message.values()], {"role", "content", "name", "tool"}),
+    ],
+)
+def test_a_field_that_is_asked_for_in_any_way_counts_as_read(ask: Any, read: set[str]) -> None:
+    noted: set[str] = set()
+    ask(recorded({"role": "user", "content": "", "name": "x", "tool": {"id": 1}}, noted))
+    assert noted == read

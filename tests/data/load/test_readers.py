@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.data.load.rows import PACKS, REVIEWS, failure, write
 from tests.helpers.data_stages import files, table
-from trnflow.tasks.data.load.json_rows import _Decoder, _entries
+from trnflow.tasks.data.load.json_rows import _Decoder, _entries, open_json
 from trnflow.tasks.errors import ConfigError, DataError
 
 
@@ -152,3 +152,15 @@ def test_an_array_is_read_piece_by_piece(rows, indent, size):
 def test_what_is_wrong_in_an_array_is_placed(bench, tmp_path, text, told):
     (tmp_path / "a.json").write_text(text)
     assert told in failure(bench, DataError, source=str(tmp_path / "a.json"))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"),
+    [(2**63 - 1, pa.int64()), (-(2**63), pa.int64()), (2**63, None), (-(2**63) - 1, None)],
+)
+def test_integers_of_json_are_64_bits_or_keep_their_text(tmp_path, number, kind):
+    (tmp_path / "a.jsonl").write_text(f'{{"n": {number}}}\n')
+    schema, batches = open_json(tmp_path / "a.jsonl", "a.jsonl")
+    assert (schema.field("n").type == kind) == (kind is not None)
+    (batch,) = batches(["n"])
+    assert str(batch.column("n")[0].as_py()) == str(number)

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 from pydantic import ValidationError
+from tokenizers import Tokenizer, models, normalizers
 
 from tests.data.tokenization.test_tokenize_text import BERT, LLAMA, SCRATCH, instructions, rows, texts_of, tokenizer_of
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import table
+from trnflow.tasks.data.tokenization import tokenizer_training
 from trnflow.tasks.data.tokenization.config import TokenizeConfig
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import DataError, ModelError
 
 NEW = ["<tool>", "</tool>", "<Ünit>"]
 TEXT = "Call <tool>Add(1, 2)</tool>, then <tool> wait </tool>\n<Ünit><TOOL>\n\n</tool>x"
@@ -133,3 +135,12 @@ def test_all_stages_carry_new_tokens_and_a_warm_start_goes_on(shared: Path, tmp_
     before, after = ({stage["stage"]: stage["metrics"] for stage in run["stages"]}["train"] for run in (made, again))
     assert after["eval_loss_before"] == pytest.approx(before["eval_loss"], abs=1e-4)
     assert after["eval_loss"] < before["eval_loss"]
+
+
+def test_the_characters_of_a_vocabulary_are_the_most_frequent_in_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    monkeypatch.setattr(tokenizer_training, "MOST_CHARACTERS", 3)
+    assert tokenizer_training._characters(tokenizer, ["ccC b\tb", "zz a a", "q \u3000"]) == ["a", "b", "c"]
+    with pytest.raises(DataError, match="holds no characters"):
+        tokenizer_training._characters(tokenizer, [" \n"])

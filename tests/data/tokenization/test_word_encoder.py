@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tests.conftest import PROJECT, shared_folder
+from trnflow.tasks.data.tokenization import word_encoder
 from trnflow.tasks.data.tokenization.word_encoder import ADDED, CutRules, WordEncoder, cut_rules, find_all
 
 LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -180,3 +181,13 @@ def test_a_mark_is_a_piece_of_its_own() -> None:
         b" b",
     ]
     assert pieces.kind.tolist().count(ADDED) == 1
+
+
+def test_no_more_words_are_kept_than_the_memo_may_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(word_encoder, "MEMO_SIZE", 6)
+    encoder = WordEncoder(byte_level())
+    long = "x" * (word_encoder.MEMO_LENGTH + 1)
+    for number in range(20):
+        words = [f"w{number}", f"v{number}", long]
+        assert encoder.ids_of(word_encoder.LATER, words) == encoder.ids_of(word_encoder.LATER, words)
+        assert len(encoder._memo[word_encoder.LATER]) <= 6 and long not in encoder._memo[word_encoder.LATER]

@@ -16,10 +16,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from trnflow.flows.authoring.answers import preference
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.draft import Draft, Question
 from trnflow.flows.authoring.headers import refuse_tags
-from trnflow.flows.authoring.look import look
+from trnflow.flows.authoring.look import Column, look
 from trnflow.flows.authoring.own_code import EXAMPLES, SHARE
 from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
@@ -527,3 +528,26 @@ def test_a_reranker_that_is_asked_for_knows_its_second_text_by_its_name(
     rows = table(*columns, "relevance", relevance=["0", "1"], **columns)
     form = taken(tmp_path, "t.csv", rows, {"format": {"task": "reranker"}}).settings["format"]
     assert (form["task"], form.get("text_pair"), form["target"]) == ("reranker", pair, "relevance")
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_of_several_files_all_must_be_read_to_their_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: int
+) -> None:
+    monkeypatch.setattr("trnflow.flows.authoring.look.BYTES", 1 << 16)
+    for number in (0, 1):
+        (tmp_path / f"train-{number}.csv").write_bytes(table("text", rows=20_000 if number == large else 20))
+    looked = look(SourceConfig(source=str(tmp_path)), Resolver(tmp_path / "home"))
+    assert not looked.is_whole and 20 < looked.rows < 20_000
+
+
+@pytest.mark.parametrize(("blank", "refused"), [(3, False), (2, True)])
+def test_a_prompt_in_two_columns_is_refused_only_where_both_say_something(blank: int, refused: bool) -> None:
+    names = ("instruction", "input", "chosen", "rejected")
+    columns = {name: Column(name, rows=3, blank=blank if name == "input" else 0, examples=["a"]) for name in names}
+    if refused:
+        with pytest.raises(ConfigError, match="answer two columns, instruction and input"):
+            preference(columns, {}, {})
+        return
+    draft = preference(columns, {}, {})
+    assert draft is not None and [role for role, _ in draft.taken] == ["prompt", "chosen", "rejected"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.command_line import DATA, InProcessShell, Shell
-from trnflow.flows.cli.main import GROUPS, parser
+from trnflow.flows.cli.doctor import _disk
+from trnflow.flows.cli.main import GROUPS, _quick_imports, parser
 
 
 def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
@@ -264,3 +266,24 @@ def test_the_garbage_of_a_program_that_calls_is_still_collected(tmp_path: Path) 
     frozen = gc.get_freeze_count()
     InProcessShell(tmp_path)("runs")
     assert gc.get_freeze_count() == frozen
+
+
+@pytest.mark.parametrize("given", [None, "mine"])
+def test_the_choice_of_pydantic_s_plugins_is_as_before_when_a_command_is_imported(
+    monkeypatch: pytest.MonkeyPatch, given: str | None
+) -> None:
+    monkeypatch.setenv("PYDANTIC_DISABLE_PLUGINS", str(given))  # so that it is set back
+    if given is None:
+        monkeypatch.delenv("PYDANTIC_DISABLE_PLUGINS")
+    with _quick_imports():
+        assert os.environ["PYDANTIC_DISABLE_PLUGINS"] == (given or "__all__")
+    assert os.environ.get("PYDANTIC_DISABLE_PLUGINS") == given
+
+
+@pytest.mark.parametrize(("free", "ok"), [(4_900_000_000, False), (5_000_000_000, True)])
+def test_the_doctor_asks_for_five_gb_of_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free: int, ok: bool
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: argparse.Namespace(free=free))
+    check = _disk(tmp_path)
+    assert (check.ok, check.found) == (ok, "5 GB free")

@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.flows.champions.conftest import write_tiny
+from trnflow.flows.champions.budget import settings_of
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.retraining.change import _portable
+from trnflow.flows.retraining.change import _judged_otherwise, _portable
 from trnflow.flows.retraining.ended import newest_ended, present_data, write_ended
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.tasks.documents import KeyDocument
@@ -123,3 +125,15 @@ def test_a_retrain_that_compared_nothing_has_no_metrics() -> None:
     document = Retrained("mine", None, False, "nothing changed").to_json()
     assert document["metrics"] is None and document["report"] is None
     assert Retrained("mine", "r1", True, "new rows").to_json()["report"] == "trnflow report r1"
+
+
+def test_checks_are_not_asked_again_of_scores_that_the_store_has_lost(store: Store, tmp_path: Path) -> None:
+    write_tiny(tmp_path)
+    recipe = settings.load(str(tmp_path / "tiny.yaml"))
+    recipe = recipe.model_copy(update={"promote": recipe.promote.model_copy(update={"checks": ("mine.checks:fair",)})})
+    gone = f"sha256:{'0' * 64}"
+    judged = {"outcome": "kept", "settings": settings_of(recipe.promote), "scores": gone, "frozen": gone, "why": ""}
+    context, ledger = SimpleNamespace(recipe=recipe, store=store), SimpleNamespace(judged=judged, champion=None)
+    assert _judged_otherwise(context, ledger) == ""  # type: ignore[arg-type]
+    judged["settings"] = {**settings_of(recipe.promote), "confidence": 0.5}
+    assert "promote.confidence changed" in _judged_otherwise(context, ledger)  # type: ignore[arg-type]

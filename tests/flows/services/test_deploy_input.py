@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from trnflow.flows.services.deploy import deploy
+from trnflow.flows.services.deploy import _refused, deploy
 from trnflow.flows.services.deployed_recipes import check_recipes
 from trnflow.flows.services.notification import VARIABLE
 from trnflow.flows.sweeps.plan import read_plan
@@ -83,3 +83,11 @@ def test_an_address_that_is_none_is_refused_and_not_shown(
     assert "t0ken" not in f"{refused.value} {refused.value.fix}"
     assert VARIABLE not in os.environ
     assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize(
+    "printed", ["ValueError: no such pool", "Traceback:\n  a line\n  another\nValueError: no such pool \n"]
+)
+def test_a_refusal_is_the_last_line_that_prefect_printed(tmp_path: Path, printed: str) -> None:
+    refused = _refused(tmp_path, tmp_path / "prefect.yaml", printed)
+    assert refused.message == f"Prefect refused a deployment of {tmp_path}/prefect.yaml: ValueError: no such pool"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
 from contextlib import nullcontext
 from datetime import UTC, datetime, timedelta
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from trnflow.flows.cli.prefect_run import call_flow
 from trnflow.flows.services import crashed_runs
 from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
@@ -20,6 +22,7 @@ from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unrepo
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
 from trnflow.flows.services.recovery import _is_left, _is_unfinished, recovery_automations, tend_runs
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events import Reader
 from trnflow.tasks.system.redaction import scrub
 
 
@@ -195,3 +198,18 @@ def test_a_block_that_sends_no_notifications_is_refused() -> None:
     asked("slack-webhook", "notify")
     with pytest.raises(ConfigError, match="the block s3-bucket/team sends no notifications"):
         asked("s3-bucket", "get-directory")
+
+
+def test_a_flow_is_given_settings_without_their_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect stores the parameters of its flow runs."""
+    from trnflow.flows import deployments
+
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(deployments, "finetune", lambda **parameters: given.update(parameters))
+    monkeypatch.setattr(logging, "raiseExceptions", True)  # so that it is set back
+    monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:1/api")
+    context: Any = SimpleNamespace()
+    overrides = ["tracking.uri=https://me:hush@tracker.example", "train.epochs=2"]
+    session: Any = call_flow("finetune", {"recipe": "demo"}, overrides, Reader(), context)
+    assert (session.context, given["recipe"], given["overrides"][1]) == (context, "demo", "train.epochs=2")
+    assert "hush" not in str(given) and "tracker.example" in given["overrides"][0]

@@ -73,3 +73,11 @@ def test_another_model_is_refused(packed: Input, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="is not there, and"):
         llama = scratch(model_type="llama", hidden_size=32, num_hidden_layers=1, num_attention_heads=2)
         built_from(starting_from(llama, checkpoint_of(first, tmp_path / "c")), packed_lm(tmp_path / "lm"))
+
+
+@pytest.mark.parametrize(("kind", "place"), [("checkpoint", "checkpoint"), ("model", "folder")])
+def test_a_source_says_that_its_weights_are_those_of_a_warm_start(tmp_path: Path, kind: str, place: str) -> None:
+    started = starting_from(SOURCE, Input(tmp_path, kind, {}, "sha256:w"))
+    assert started.location == {**SOURCE.location, "model": {place: str(tmp_path)}, "warm_start": "sha256:w"}
+    assert started.identity["weights"] == (None if kind == "checkpoint" else "sha256:w")
+    assert starting_from(SOURCE, None) is SOURCE

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.helpers.small_models import workdir
 from tests.training.toys import (
     BERT,
     DISTILBERT,
@@ -20,15 +21,18 @@ from tests.training.toys import (
     saved,
     scratch,
 )
-from trnflow.tasks.artifact import Source
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.stage import write_json
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
+from trnflow.tasks.training.checkpoint.shards import write
 from trnflow.tasks.training.config import check_model
 from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes
 from trnflow.tasks.training.model.build import build, logits_of
-from trnflow.tasks.training.model.lora import A, B
-from trnflow.tasks.training.shared_types import Built
+from trnflow.tasks.training.model.lora import CONFIG, A, B
+from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 ALL = {"method": "lora", "lora": {"rank": 4, "targets": "all-linear"}}
 
@@ -189,3 +193,23 @@ def test_a_part_is_frozen_of_a_pretrained_model_alone() -> None:
         TrainConfig(method="lora", freeze=["layers.0"])
     with pytest.raises(ModelError, match="train.freeze trains a part of a pretrained model"):
         check_model(TrainConfig(freeze=["layers.0"]), scratch(**LLAMA))
+
+
+def test_an_adapter_lies_in_a_folder_of_its_own_with_the_tokenizer(tmp_path: Path) -> None:
+    packed = packed_lm(tmp_path / "packed")
+    built = adapt(TrainConfig(method="lora", lora={"rank": 2}), build(scratch(**LLAMA), packed, seed=0, weights=True))
+    trained = {name: value.detach() for name, value in built.trained().items()}
+    folder = tmp_path / "checkpoint"
+    write(folder, [TensorSlice(PARAMETER + n, 0, (0, 0), tuple(v.shape), v) for n, v in trained.items()], {})
+    write_json(folder / "config.json", built.config)
+    write_json(folder / CONFIG, adapter_document(built))
+    write_json(folder / "tokenizer/tokenizer_config.json", {})
+    write_json(folder / "tokenizer/added.json", {"a": 1})
+    shards = Input(
+        folder, "checkpoint", {"task": "causal_lm", "labels": None, "lengths": [16], "method": "lora"}, "sha256:c"
+    )
+    out = workdir(tmp_path / "out")
+    consolidate(ConsolidateConfig(), shards, saved(tmp_path / "base", **LLAMA), out=out)
+    assert {"added.json", "tokenizer_config.json", "generation_config.json", CONFIG, "README.md"} <= {
+        file.name for file in (out.path / "adapter").iterdir()
+    }

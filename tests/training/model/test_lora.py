@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from typing import Any
+
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -23,6 +27,7 @@ from trnflow.tasks.training.model.lora import (
     scaling,
     target_modules,
 )
+from trnflow.tasks.training.model.quantised import _check_share
 from trnflow.tasks.training.partition_specs import STYLES, Mesh, parameter_specs
 from trnflow.tasks.training.settings.lora import LoraConfig
 
@@ -167,3 +172,34 @@ def test_lora_without_settings_is_lora_with_the_defaults() -> None:
 def test_settings_that_can_not_be_are_refused(fields: dict, text: str) -> None:
     with pytest.raises(ValidationError, match=text):
         TrainConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "changes", "reads"),
+    [
+        ({}, False, False),
+        ({"init_lora_weights": "gaussian"}, False, False),
+        ({"init_lora_weights": "pissa"}, True, True),
+        ({"use_dora": True}, False, True),
+        ({"base_dtype": "int8"}, False, True),
+    ],
+)
+def test_what_is_made_of_the_base_reads_it_whole(fields: dict[str, Any], changes: bool, reads: bool) -> None:
+    lora = LoraConfig(**fields)
+    assert (lora.changes_base, lora.reads_base) == (changes, reads)
+
+
+@pytest.mark.parametrize(("columns", "fine"), [(11, True), (12, False)])
+def test_a_tenth_of_the_weights_may_stay_as_they_are(columns: int, fine: bool) -> None:
+    """Of 1,110 numbers 110 are 9.9 %, of 1,120 120 are 10.7 %."""
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inside = torch.nn.Linear(10, 100, bias=False)
+            self.experts = torch.nn.Parameter(torch.zeros(10, columns))
+
+        def get_output_embeddings(self) -> None: ...
+
+    with nullcontext() if fine else pytest.raises(ModelError, match="such as experts"):
+        _check_share(Model(), ["inside"], "int8", ())

@@ -12,7 +12,7 @@ import torch
 
 from tests.training.counted_reads import Counting, count_reads
 from tests.training.run_stage import ManyConfig, Result, files_of, run_stage, traced_and_trained
-from tests.training.toys import BERT, LLAMA, VOCABULARY, packed_classes, packed_lm, pretrained
+from tests.training.toys import BERT, LLAMA, VOCABULARY, packed_classes, packed_lm, pretrained, scratch
 from tests.training.toys import saved as saved_model
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import ModelError
@@ -171,3 +171,12 @@ def test_damage_is_named_before_training(tmp_path: Path) -> None:
     last.write_bytes(last.read_bytes()[:-9])
     with pytest.raises(ModelError, match=f"{last.name} is cut off: it holds"):
         opened(source)
+
+
+@pytest.mark.process  # quick, where the others are not
+def test_a_part_has_memory_of_its_own(tmp_path: Path) -> None:
+    built = build(scratch(**BERT), packed_classes(tmp_path / "packed"), seed=0, weights=True)
+    first = FirstWeights(built, None, ALONE, torch.device("cpu"))
+    for name, parameter in built.parameters().items():
+        part = first.part(name, (None,) * parameter.dim(), torch.float32)
+        assert torch.equal(part, parameter) and part.data_ptr() != parameter.data_ptr(), name

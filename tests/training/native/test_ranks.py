@@ -20,6 +20,7 @@ from trnflow.tasks.errors import MachineError, ModelError, ProcessFailed
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.train import TrainConfig, ranks
 from trnflow.tasks.train import environ as train_environ
+from trnflow.tasks.training.alike import TEXT, _short
 from trnflow.tasks.training.choose_engine import join_ranks
 from trnflow.tasks.training.world import ALONE, replica_seed
 
@@ -167,3 +168,9 @@ def test_no_replica_repeats_the_dropout_of_another_step() -> None:
     seeds = {replica_seed(step, replica) % 2**32 for step in range(2000) for replica in range(64)}
     assert len(seeds) == 2000 * 64
     assert len({draws(replica_seed(step, replica)) for step in range(20) for replica in range(8)}) == 160
+
+
+def test_long_values_that_end_otherwise_differ_in_a_short_text() -> None:
+    first, second = (_short(f"{'layer ' * 20}{end}") for end in "ab")
+    assert first != second and len(first) == len(second) <= TEXT
+    assert _short({"b": 1, "a": 2}) == _short({"a": 2, "b": 1}) == '{"a": 2, "b": 1}'
