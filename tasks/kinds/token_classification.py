@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class TokenClassification(TargetKind):
     name = "token_classification"
     per_position = True
+    takes_made_rows = True
     settings = ("target", "labels", "words")
     auto_class = "AutoModelForTokenClassification"
     pipeline = "token-classification"
