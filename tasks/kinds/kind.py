@@ -147,6 +147,10 @@ class Kind:
         """Return the logits, float64 [outputs], that a new head begins with. means: of the targets of so many rows."""
         return None
 
+    def first_spread(self, deviations: Callable[[], Any]) -> Any:
+        """Return by what, float64 [outputs], a new head's first weights are multiplied. deviations: of the targets."""
+        return None
+
     def shown(self, target: Any, labels: list[str]) -> str:
         """Return a row's target as text."""
         return labels[int(target)]

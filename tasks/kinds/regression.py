@@ -143,6 +143,10 @@ class Regression(TargetKind):
     def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
         return means()
 
+    def first_spread(self, deviations: Callable[[], Any]) -> Any:
+        found = deviations()
+        return found + (found == 0)  # of a number that is the same in all rows the weights stay
+
     def shown(self, target: Any, labels: list[str]) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in zip(labels, target, strict=True))
 
