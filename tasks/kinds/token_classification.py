@@ -121,6 +121,11 @@ class TokenClassification(TargetKind):
 
         return example
 
+    def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
+        import numpy as np
+
+        return np.log(means())
+
     def shown(self, target: Any, labels: list[str]) -> str:
         import numpy as np
 

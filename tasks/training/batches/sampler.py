@@ -264,6 +264,18 @@ class Split:
         """Return the mean of each output's targets, [outputs], of a task whose rows have some."""
         return self._mean(lambda targets: targets)
 
+    def tag_shares(self, tags: int) -> NDArray[np.float64]:
+        """Return the share of each tag among the words that have one; no tag has a share of 0, [tags]."""
+        import numpy as np
+
+        counts: NDArray[np.float64] = np.full(tags, 0.5)
+        for length, columns in self._columns.items():
+            for begin in range(0, self.rows[length], BLOCK):
+                block = np.asarray(columns["labels"][begin : begin + BLOCK])
+                counts += np.bincount(block[block >= 0], minlength=tags)
+        counts /= counts.sum()
+        return counts
+
     def target_deviations(self) -> NDArray[np.float64]:
         """Return the standard deviation of each output's targets, [outputs]."""
         means = self.target_means()

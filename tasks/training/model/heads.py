@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from trnflow.tasks.artifact import Source
@@ -53,7 +54,8 @@ def begin_at_means(built: Built, train: Split) -> None:
     }
     biases = [value for name, value in new.items() if name.endswith(".bias") and value.dim() == 1]
     weights = [value for name, value in new.items() if name.endswith(".weight") and value.dim() == 2]
-    first = built.kind.first_outputs(train.target_means, sum(train.rows.values())) if biases else None
+    means = partial(train.tag_shares, outputs) if built.kind.per_position else train.target_means
+    first = built.kind.first_outputs(means, sum(train.rows.values())) if biases else None
     spread = built.kind.first_spread(train.target_deviations) if weights else None
     with torch.no_grad():
         if first is not None:

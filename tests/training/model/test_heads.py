@@ -151,6 +151,20 @@ def test_a_new_head_begins_with_the_means_of_trains_targets(
         assert torch.allclose(weights[0] * spread, weights[1], rtol=1e-4)
 
 
+def test_a_head_of_tags_begins_with_their_shares(tmp_path: Path) -> None:
+    tags = ["O", "B-x", "I-x", "B-y", "I-y"]
+    packed = packed_targets(tmp_path / "packed", "token_classification", tags)
+    source, train = published(tmp_path / "model", "AutoModel", BERT), Split(packed, "train")
+    before, built = (started(source, packed, False) for _ in range(2))
+    prepared(TrainConfig(), built, packed.meta, train)
+    changed = [name for name, value in built.parameters().items() if not torch.equal(value, before.parameters()[name])]
+    assert changed == ["classifier.bias"]
+    every = np.concatenate([train.read(at).targets.ravel() for at in train.in_order(1)])
+    shares = np.bincount(every[every >= 0], minlength=5) / (every >= 0).sum()
+    np.testing.assert_allclose(built.parameters()["classifier.bias"].detach().softmax(0), shares, atol=0.005)
+    assert np.isfinite(train.tag_shares(7)).all() and train.tag_shares(7).min() > 0, "a tag that train lacks"
+
+
 def test_of_two_biases_of_one_size_the_last_begins_with_the_means(tmp_path: Path) -> None:
     """As many outputs as the layer before them has."""
     labels = [str(number) for number in range(ROBERTA["hidden_size"])]
