@@ -214,7 +214,11 @@ def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:
 def _refusals(draft: Draft, looked: Looked) -> Iterator[str]:
     """Yield what a run will say of rows with columns that a format defines to change what is learnt, and nothing reads."""
     rest = _rest(draft, looked)
-    for name, fix in fixes_of(FormatConfig.model_validate(draft.settings["format"]), rest).items():
+    try:
+        settings = FormatConfig.model_validate(draft.settings["format"])
+    except ValueError:  # `write_recipe` says what is wrong
+        return
+    for name, fix in fixes_of(settings, rest).items():
         if any(says_something(name, value) for value in rest[name].examples):
             yield f"refused: rows with the column {name}, which nothing here reads: {fix}"
 
