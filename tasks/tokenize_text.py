@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Artifact, Input, Meta, Source
 from trnflow.tasks.config import keyed_params
+from trnflow.tasks.data.format.unlike_splits import ACCENTS, APART, TOGETHER, unlike_splits
 from trnflow.tasks.data.special_tokens import read_object
 from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.texts import PAIR, TYPES_FILE, in_order
@@ -25,6 +26,7 @@ from trnflow.tasks.data.tokenization.encoder_types import Encoder, encoder_type
 from trnflow.tasks.data.tokenization.encoders import ClassEncoder, without_unsupervised
 from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG
 from trnflow.tasks.data.tokenization.length_counts import Count, Example, report, report_ends, row_lengths
+from trnflow.tasks.data.tokenization.lost_signs import lost_difference
 from trnflow.tasks.data.tokenization.mismatched import add_mismatched
 from trnflow.tasks.data.tokenization.recipe_tokenizer import embeddings_of, make_tokenizer, no_tokenizer
 from trnflow.tasks.data.tokenization.template_tokens import mark_ends, template_tokens, write_template
@@ -174,6 +176,7 @@ def tokenize_text(
         for reason in ("overlong", "unsupervised")
         if (total := sum(count.dropped[reason] for count in counts.values()))
     }
+    _remark(config, texts, out)
     side = read_object(out.path / "tokenizer" / TOKENIZER_CONFIG)["truncation_side"]
     examples = report(config.max_length, config.overlong, counts, dropped, out, side)
     is_language = not kind_of(texts.meta["task"]).per_row
@@ -216,6 +219,22 @@ def tokenize_text(
     }
     _add_optional(meta, special, texts.meta)
     return meta
+
+
+def _remark(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> None:
+    """Warn of texts that the tokenizer can't tell apart, or reads otherwise in one split than in train."""
+    kind, labels = kind_of(texts.meta["task"]), texts.meta["labels"] or []
+    if not kind.per_row:
+        return
+    files = {split: texts.path / f"{split}.parquet" for split in in_order(texts.meta["splits"])}
+    loaded = read_tokenizer(out.path / "tokenizer")
+    if loaded.tokenizer.encode(TOGETHER).ids != loaded.tokenizer.encode(APART).ids:
+        for remark in unlike_splits(files, "the text", None, ACCENTS):
+            out.warn(remark)
+    if kind.one_class and "train" in files:
+        lost = lost_difference(files["train"], out.path / "train", labels, config.max_length, loaded.id_of("unk_token"))
+        if lost:
+            out.warn(lost)
 
 
 def _add_optional(meta: TokensMeta, special: SpecialIds, texts: TextsMeta) -> None:

@@ -96,6 +96,18 @@ def unpaired_preference(columns: dict[str, Column], data: Meta, form: Meta) -> D
         if (answer, label.name) != (COMPLETION, LABEL):
             beside = {column.name: column.name for role, column in draft.taken if role not in (COMPLETION, LABEL)}
             draft.settings["data"]["columns"] = {COMPLETION: answer, LABEL: label.name, **beside}
+    elif (
+        answer == COMPLETION
+        and label is not None
+        and not form.get("task")
+        and len(label.counts) == 2
+        and not label.many
+    ):
+        raise Question(
+            f"{label.name} is {' or '.join(label.counts)}: to learn which completions are better, write true for good ones and "
+            "false for others in the file",
+            {"format.task=instruction": "all completions are learnt, of both kinds"},
+        )
     elif form.get("task") and (pairs := preference(columns, data, form)):
         draft.taken, draft.settings = pairs.taken, pairs.settings
     else:

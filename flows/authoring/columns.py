@@ -108,6 +108,8 @@ def find_label(columns: dict[str, Column], texts: list[Column], asked: bool) -> 
         )
     if amounts:
         return amounts
+    if written := [column for column in rest if is_written_amount(column)]:
+        _ask_of_written(written[0], is_label=False)
     if asked:
         raise ConfigError(
             f"no column looks like classes: {listed(columns)}", "name them: data.text=COLUMN data.label=COLUMN"
@@ -140,24 +142,8 @@ def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bo
             "format.task=text": "it is not to be predicted",
         }
         raise Question(f"{column.name} holds {column.describe()}: amounts, or classes?", choices)
-    written = (
-        [] if is_given or column.numbers else [value for value in column.counts if _NUMBER.fullmatch(value.strip())]
-    )
-    if written and len(written) == len(column.counts) and not any(is_several(value, column) for value in written):
-        example = next((value for value in written if not value.isdecimal()), written[0])
-        raise Question(
-            f"{column.name} holds texts such as {example}, which are not read as numbers: to predict amounts, write them "
-            f"as 1234.5 in the file",
-            {
-                **dict([_as_label(column)]),
-                **(
-                    {f"format.task=multi_label format.target={column.name}": "a row has several labels"}
-                    if "," in example
-                    else {}
-                ),
-                "format.task=text": "it is not to be predicted",
-            },
-        )
+    if not is_given and is_written_amount(column) and not any(is_several(value, column) for value in column.counts):
+        _ask_of_written(column, is_label=True)
     several = "" if is_given else next((value for value in column.counts if is_several(value, column)), "")
     if several:
         raise Question(
@@ -167,6 +153,27 @@ def check_label(column: Column, is_rule: bool, is_given: bool, *, is_of_pair: bo
                 f"data.label={column.name}": "each combination is a class",
             },
         )
+
+
+def is_written_amount(column: Column) -> bool:
+    """Return whether all its values are amounts that are not read as numbers, such as 1,5 and $12.50 and 60%."""
+    plain = column.nested or column.numbers or column.is_date
+    return not plain and bool(column.counts) and all(_NUMBER.fullmatch(value.strip()) for value in column.counts)
+
+
+def _ask_of_written(column: Column, *, is_label: bool) -> None:
+    """Raise Question for a column of `is_written_amount`. is_label: whether its values may be classes."""
+    example = next((value for value in column.counts if not value.isdecimal()), next(iter(column.counts)))
+    several = {f"format.task=multi_label format.target={column.name}": "a row has several labels"}
+    raise Question(
+        f"{column.name} holds texts such as {example}, which are not read as numbers: to predict amounts, write them "
+        f"as 1234.5 in the file",
+        {
+            **(dict([_as_label(column)]) if is_label else {}),
+            **(several if is_label and "," in example else {}),
+            "format.task=text": "it is not to be predicted",
+        },
+    )
 
 
 def is_several(value: str, column: Column) -> bool:

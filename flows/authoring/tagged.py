@@ -7,6 +7,7 @@ from typing import Any
 
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.kinds.multi_label import any_list
 
 WORDS = ("words", "tokens", "text", "sentence")
 """Names that columns of words usually have, the likeliest first."""
@@ -24,9 +25,9 @@ def words_and_tags(columns: dict[str, Column], words: str | None, target: str | 
     tags = [column for column in named if all(_TAG.fullmatch(str(tag)) for tag in _values(column))]
     numbers = [column for column in named if column.name.endswith("tags") and lists_of(column, (int,))]
     for column in tags or numbers:
-        sizes = [*map(len, column.examples)]
+        sizes = [*map(len, _lists(column))]
         others = [c for n, c in lists.items() if c is not column and words in (None, n) and lists_of(c, (str,))]
-        alike = [other for other in others if [*map(len, other.examples)] == sizes]
+        alike = [other for other in others if [*map(len, _lists(other))] == sizes]
         if alike:
             best = min(alike, key=lambda c: WORDS.index(c.name) if c.name in WORDS else len(WORDS))
             return best, column
@@ -35,8 +36,7 @@ def words_and_tags(columns: dict[str, Column], words: str | None, target: str | 
 
 def spans_in(columns: dict[str, Column], target: str | None) -> Column | None:
     """Return the column of spans: objects with start and end, or lists of start, end and type."""
-    wanted = [column for name, column in columns.items() if target in (None, name) and column.nested]
-    return next((column for column in wanted if _is_spans(column)), None)
+    return next((column for name, column in columns.items() if target in (None, name) and _is_spans(column)), None)
 
 
 def refuse_numbers(column: Column, labels: Any) -> None:
@@ -49,20 +49,26 @@ def refuse_numbers(column: Column, labels: Any) -> None:
 
 
 def _values(column: Column) -> list[Any]:
-    return [tag for value in column.examples for tag in value]
+    return [tag for value in _lists(column) for tag in value]
+
+
+def _lists(column: Column) -> list[Any]:
+    """Return the examples of a column of lists; [] of another. A CSV has lists as Python writes them."""
+    lists = [any_list(value) if isinstance(value, str) and value[:1] == "[" else value for value in column.examples]
+    return lists if all(isinstance(value, list) for value in lists) else []
 
 
 def lists_of(column: Column, kinds: tuple[type, ...]) -> bool:
     """Return whether a column holds lists of values of these types."""
-    lists = [value for value in column.examples if isinstance(value, list)]
-    return len(lists) == len(column.examples) > 0 and all(type(entry) in kinds for value in lists for entry in value)
+    lists = _lists(column)
+    return bool(lists) and all(type(entry) in kinds for value in lists for entry in value)
 
 
 def _is_spans(column: Column) -> bool:
-    spans = [span for value in column.examples if isinstance(value, list) for span in value]
+    spans = _values(column)
     return bool(spans) and all(
         {"start", "end"} <= span.keys()
         if isinstance(span, dict)
-        else isinstance(span, list) and [*map(type, span)] == [int, int, str]
+        else isinstance(span, list | tuple) and [*map(type, span)] == [int, int, str]
         for span in spans
     )

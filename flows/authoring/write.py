@@ -49,6 +49,8 @@ PEOPLE = ("user", "author", "customer", "patient", "speaker", "session", "conver
 """Columns whose rows resemble each other, so that a test split with some of them is too easy."""
 FEWEST_PEOPLE = 3
 """Else a split is left empty."""
+TRAIN, HELD_OUT = {"train", "training"}, {"validation", "valid", "val", "dev", "eval", "test", "testing"}
+"""Values of a column that says which split a row is in."""
 PREFECT_FILE = "prefect.yaml"
 
 
@@ -127,6 +129,8 @@ def complete(
         data["columns"] = {**data.get("columns", {}), by: by}
     elif missing:
         draft.also += _groups(draft, looked)
+    if not usable:
+        draft.also += _own_splits(draft, looked)
     if draft.base in ENCODERS:
         if draft.base == "classify" and missing and looked.rows < FEW_ROWS and not by:
             data["stratify"] = True
@@ -189,6 +193,18 @@ def _groups(draft: Draft, looked: Looked) -> list[str]:
     ]
 
 
+def _own_splits(draft: Draft, looked: Looked) -> list[str]:
+    """Return a remark on columns that say which split a row is in."""
+    return [
+        f"{name} says which split a row is in ({', '.join(column.counts)}), and nothing reads it: the recipe draws splits of its "
+        "own from all rows; to keep those of the data, write a file for each (train.csv, test.csv) and name their folder"
+        for name, column in _rest(draft, looked).items()
+        if (values := {value.strip().lower() for value in column.counts}) <= TRAIN | HELD_OUT
+        and values & TRAIN
+        and values & HELD_OUT
+    ]
+
+
 def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:
     """Return the columns that nothing reads."""
     used = {column.name for _, column in draft.taken}
@@ -198,7 +214,11 @@ def _rest(draft: Draft, looked: Looked) -> dict[str, Column]:
 def _refusals(draft: Draft, looked: Looked) -> Iterator[str]:
     """Yield what a run will say of rows with columns that a format defines to change what is learnt, and nothing reads."""
     rest = _rest(draft, looked)
-    for name, fix in fixes_of(FormatConfig.model_validate(draft.settings["format"]), rest).items():
+    try:
+        settings = FormatConfig.model_validate(draft.settings["format"])
+    except ValueError:  # `write_recipe` says what is wrong
+        return
+    for name, fix in fixes_of(settings, rest).items():
         if any(says_something(name, value) for value in rest[name].examples):
             yield f"refused: rows with the column {name}, which nothing here reads: {fix}"
 

@@ -33,6 +33,8 @@ EQUAL = 1e-6
 """Cosines of the same vectors differ by less: their last bits depend on the processor and the place in a product."""
 BLOCK = 1024
 """Anchors that are compared with all texts at once."""
+SHARE = 0.01
+"""Of rows whose text is its own positive, from which they are remarked."""
 SHOWN, NEAREST = 5, 3
 """Anchors in the report, and the nearest texts of each."""
 SCORE = "score"
@@ -259,6 +261,14 @@ class Embedding(TargetKind):
             _, counts = np.unique(targets[:, 2:4], axis=0, return_counts=True)
             if repeated := int((counts - 1).sum()):
                 yield f"{repeated} of {len(targets)} rows repeat a positive: in a batch it is no negative of the others"
+            anchors, *others = targets.reshape(len(targets), -1, 2).transpose(1, 0, 2)
+            alone = int((anchors == others[0]).all(1).sum())
+            if alone >= SHARE * len(targets):
+                yield f"{alone} of {len(targets)} rows have the text itself as its positive, which teaches nothing"
+            for negatives in others[1:]:
+                for what, same in (("anchor", anchors), ("positive", others[0])):
+                    if count := int((negatives == same).all(1).sum()):
+                        yield f"{count} of {len(targets)} rows have their {what} as negative, too: leave one of them out"
 
     def shown(self, target: Any, labels: list[str]) -> str:
         if len(target) > 1:

@@ -144,7 +144,11 @@ class Kind:
         yield from ()
 
     def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
-        """Return the logits, float64 [outputs], that a new head begins with. means: of the targets of so many rows."""
+        """Return the logits, float64 [outputs], that a new head begins with. means: of rows' targets, or shares of tags."""
+        return None
+
+    def first_spread(self, deviations: Callable[[], Any]) -> Any:
+        """Return by what, float64 [outputs], a new head's first weights are multiplied. deviations: of the targets."""
         return None
 
     def shown(self, target: Any, labels: list[str]) -> str:

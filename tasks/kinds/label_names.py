@@ -14,6 +14,8 @@ UNLIKE: dict[str, Callable[[str], str]] = {
     "zeros or + in front": lambda name: re.sub(r"^\s*\+?0*(?=\d)", "", name),
 }
 """In what names of labels may differ that look alike, and what makes them equal."""
+SAME = ({"yes", "y", "true", "t", "1"}, {"no", "n", "false", "f", "0"})
+"""Spellings of yes and of no."""
 MOST_SHOWN = 5
 """Groups of labels that look alike, of which so many are shown."""
 MADE_OF_OTHERS, FEWEST = 0.2, 3
@@ -40,6 +42,14 @@ def alike(names: Sequence[str]) -> Iterator[str]:
         yield f"labels that differ by {what} alone count as {len(same)}: {listed}"
     if (more := len(several) - MOST_SHOWN) > 0:
         yield f"labels that look alike: {more:,} more, such as {' and '.join(map(repr, several[-1]))}"
+
+
+def say_the_same(names: Sequence[str]) -> Iterator[str]:
+    """Yield a remark where all labels say yes or no, in more than one spelling of each."""
+    groups = [[name for name in names if comparable(name) in words] for words in SAME]
+    if all(groups) and sum(map(len, groups)) == len(names) > 2:
+        yes, no = (", ".join(map(repr, group)) for group in groups)
+        yield f"{len(names)} labels say yes ({yes}) or no ({no}): they count as {len(names)} classes; write one of each"
 
 
 def made_of_others(names: Sequence[str]) -> Iterator[str]:

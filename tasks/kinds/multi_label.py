@@ -38,6 +38,12 @@ BETWEEN = (",", ";", "|")
 
 def written_list(text: str) -> list[Any] | None:
     """Return the list of names or numbers that a text is in Python or JSON, as pandas writes lists into CSV; else None."""
+    some = any_list(text)
+    return None if some is None or any(isinstance(each, list | dict | tuple) for each in some) else some
+
+
+def any_list(text: str) -> list[Any] | None:
+    """Return what `written_list` does, also of lists that hold lists or objects."""
     text = text.strip()
     if text[:1] + text[-1:] not in ("[]", "()", "{}"):
         return None
@@ -47,8 +53,7 @@ def written_list(text: str) -> list[Any] | None:
         with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
             value = read(written)
             is_list = isinstance(value, list | tuple) or value == {}
-            some = sorted(value, key=str) if isinstance(value, set) else [*value] if is_list else [[]]
-            return None if any(isinstance(each, list | dict | tuple) for each in some) else some
+            return sorted(value, key=str) if isinstance(value, set) else [*value] if is_list else None
     return text[1:-1].split() if text[0] == "[" and _NUMBERS.fullmatch(text[1:-1]) else None
 
 

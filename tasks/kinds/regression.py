@@ -6,6 +6,7 @@ The model predicts the numbers themselves: nothing is scaled, so that transforme
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,9 @@ FEWEST_COMPARED = 30
 """Rows of two splits from which on their numbers are compared."""
 OTHER_SCALE = 4.0
 """How many times as far as another split's a split's quartiles lie apart, at least, if it may be on another scale."""
+STANDS_FOR_NONE, FEWEST, FAR = re.compile("-?99+"), 3, 10.0
+"""How numbers are written that stand for a missing one, such as -999; rows with it, at least, that are remarked; and how many
+times as far from the quartiles as these are from each other."""
 CLOSE = 1e-3
 """The difference of two models' numbers that counts as the same, of numbers above one as a share."""
 
@@ -129,6 +133,8 @@ class Regression(TargetKind):
     def remarks(self, targets: Any, train: Any) -> Iterator[str]:
         import numpy as np
 
+        for number, rows in (found for column in targets.T for found in _standing_for_none(column)):
+            yield f"{rows} of {len(targets)} rows have {number}, far from all others: if it stands for none, leave these rows out"
         if train is None or min(len(targets), len(train)) < FEWEST_COMPARED:
             return
         quartiles = [np.quantile(numbers.astype(np.float64), (0.25, 0.75), axis=0).T for numbers in (targets, train)]
@@ -142,6 +148,10 @@ class Regression(TargetKind):
 
     def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
         return means()
+
+    def first_spread(self, deviations: Callable[[], Any]) -> Any:
+        found = deviations()
+        return found + (found == 0)  # of a number that is the same in all rows the weights stay
 
     def shown(self, target: Any, labels: list[str]) -> str:
         return "  ".join(f"{name} {value:.4g}" for name, value in zip(labels, target, strict=True))
@@ -174,6 +184,18 @@ class Regression(TargetKind):
 
     def draw(self, outputs: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
         plots.residuals(outputs.expected, outputs.values, labels, folder / "residuals.png")
+
+
+def _standing_for_none(column: Any) -> Iterator[tuple[str, int]]:
+    """Yield (number, rows) of numbers that look like a mark of a missing one. column: float32 [rows]."""
+    import numpy as np
+
+    low, high = np.quantile(column.astype(np.float64), (0.25, 0.75))
+    for number, rows in zip(*np.unique(column, return_counts=True), strict=True):
+        written = f"{number:.10g}"
+        is_far = max(low - number, number - high) > FAR * (high - low) > 0
+        if rows >= FEWEST and is_far and STANDS_FOR_NONE.fullmatch(written):
+            yield written, int(rows)
 
 
 def number_in(value: Any, column: str, where: str, setting: str = "format.target") -> float:

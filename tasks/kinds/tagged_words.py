@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import unicodedata
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from itertools import pairwise
 from typing import Any
 
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.system.json_numbers import loads
+from trnflow.tasks.kinds.multi_label import any_list
 
 OUTSIDE = "O"
 _TAG = re.compile(r"[BI]-(.+)", re.DOTALL)
@@ -26,12 +25,9 @@ Word = tuple[int, int, str]
 
 
 def _list_in(value: Any, what: str, where: str) -> list[Any]:
-    """Return the elements of a cell: of a list, of a text that is one in JSON, or of words with blanks between."""
+    """Return the elements of a cell: of a list, of a text that is one in JSON or Python, or of words with blanks between."""
     if isinstance(value, str):
-        try:
-            value = loads(value) if value.lstrip().startswith("[") else value.split()
-        except ValueError:
-            value = None
+        value = any_list(value) if value.lstrip().startswith("[") else value.split()
     if not isinstance(value, list):
         raise DataError(f"{where}: {what} is no list", "give a list in each row, or name another column")
     return value
@@ -80,12 +76,11 @@ def tagged(words: Any, tags: Any, settings: Any, where: str) -> tuple[str, list[
 
 
 def joined_words(value: Any) -> str:
-    """Return the text of a cell of words, as in training; a text that is no list in JSON stays as it is."""
+    """Return the text of a cell of words, as in training; a text that is no list in JSON or Python stays as it is."""
     words = value
     if isinstance(value, str) and value.startswith("["):
-        with contextlib.suppress(ValueError):
-            words = loads(value)
-    return " ".join(map(str, words)) if isinstance(words, list) else str(words)
+        words = any_list(value)
+    return " ".join(map(str, words)) if isinstance(words, list) else str(value)
 
 
 def spans_of(value: Any, column: str, where: str, text: str | None = None) -> list[tuple[int, int, str]]:
@@ -97,7 +92,7 @@ def spans_of(value: Any, column: str, where: str, text: str | None = None) -> li
             span
             if isinstance(span, dict)
             else dict(zip(("start", "end", "label"), span, strict=False))
-            if isinstance(span, list)
+            if isinstance(span, list | tuple)
             else {}
         )
         start, end, kind = (

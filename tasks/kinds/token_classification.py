@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 class TokenClassification(TargetKind):
     name = "token_classification"
     per_position = True
+    takes_made_rows = True
     settings = ("target", "labels", "words")
     auto_class = "AutoModelForTokenClassification"
     pipeline = "token-classification"
@@ -119,6 +120,11 @@ class TokenClassification(TargetKind):
             return {"text": whole, "label": placed} if placed else None
 
         return example
+
+    def first_outputs(self, means: Callable[[], Any], rows: int) -> Any:
+        import numpy as np
+
+        return np.log(means())
 
     def shown(self, target: Any, labels: list[str]) -> str:
         import numpy as np

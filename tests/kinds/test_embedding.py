@@ -264,6 +264,19 @@ def test_equal_texts_and_rows_that_fill_a_batch_are_no_negatives() -> None:
     assert mean == pytest.approx(float(sum(each) / 4), abs=1e-5)
 
 
+def test_texts_that_are_their_own_positive_or_negative_are_counted() -> None:
+    sound = [(f"q{n}", f"p{n}", f"n{n}") for n in range(300)]
+    rows = [*sound, ("a", "b", "b"), ("c", "d", "d"), ("e", "f", "e")]
+    assert [*Embedding().remarks(of_rows(rows).numpy(), None)] == [
+        "1 of 303 rows have their anchor as negative, too: leave one of them out",
+        "2 of 303 rows have their positive as negative, too: leave one of them out",
+    ]
+    few, many = [*sound, ("a", "a", "b")], [*sound, *((f"s{n}", f"s{n}", "x") for n in range(9))]
+    assert not [*Embedding().remarks(of_rows(few).numpy(), None)]
+    (told,) = Embedding().remarks(of_rows(many).numpy(), None)
+    assert told == "9 of 309 rows have the text itself as its positive, which teaches nothing"
+
+
 def test_a_collapsed_model_finds_nothing_and_texts_count_once() -> None:
     rows = [(f"q{n}", f"p{n // 2}") for n in range(40)]
     targets = of_rows(rows).numpy()

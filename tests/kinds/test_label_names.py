@@ -10,7 +10,7 @@ import pytest
 from tests.data.load.rows import write
 from tests.helpers.data_stages import new_bench
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.kinds.label_names import alike, made_of_others
+from trnflow.tasks.kinds.label_names import alike, made_of_others, say_the_same
 
 
 def told(root: Path, labels: list[Any], kind: str = "csv", **format: Any) -> list[str]:
@@ -28,6 +28,32 @@ def told(root: Path, labels: list[Any], kind: str = "csv", **format: Any) -> lis
 def test_several_labels_of_a_row_that_look_alike(tmp_path: Path, labels: list[Any], kind: str) -> None:
     (remark,) = told(tmp_path, labels, kind, task="multi_label")
     assert remark == "labels that differ by capitals alone count as 2: 'Joy' and 'joy'"
+
+
+def test_yes_and_no_in_several_spellings(tmp_path: Path) -> None:
+    labels = ["yes", "no", "true", "0", "1"] * 2
+    bench = new_bench(tmp_path)
+    file = write(tmp_path / "data/train.csv", {"text": [f"text {n}" for n in range(10)], "spam": labels})
+    bench.rows(source=str(file.parent), text="text", label="spam")
+    (remark,) = bench.warnings()
+    assert remark == (
+        "5 labels say yes ('1', 'true', 'yes') or no ('0', 'no'): they count as 5 classes; write one of each"
+    )
+    for sound in (["0", "1"], ["0", "1", "2"], ["no", "yes", "maybe"], ["f", "m", "n"], ["f", "n", "no"]):
+        assert not [*say_the_same(sound)]
+
+
+def test_a_type_that_only_a_made_split_has_is_known(tmp_path: Path) -> None:
+    cells = {
+        "words": [f"word{n} here" for n in range(40)],
+        "tags": [f"B-{'rare' * (n % 9 == 0)}{n} O" for n in range(40)],
+    }
+    bench = new_bench(tmp_path / "bench")
+    bench.root.mkdir()
+    write(bench.root / "rows/train.csv", cells)
+    rows = bench.rows(source=str(bench.root / "rows"), split={"validation": 0.2, "test": 0.2})
+    texts = bench.texts(rows, task="token_classification", words="words", target="tags")
+    assert len(texts.meta["labels"]) == 1 + 2 * 40
 
 
 def test_a_label_that_only_a_made_split_has_is_known(tmp_path: Path) -> None:
@@ -73,4 +99,4 @@ def test_sound_names_are_not_remarked(shared: Path) -> None:
     genres = ["action", "science", "fiction", "science fiction", "family", "drama", "romance", "comedy", "crime", "war"]
     arxiv = ["cs.AI", "cs.CL", "stat.ML", "math.ST", "cs.LG", "q-bio.QM", "cs", "stat", "math", "1", "10", "01x"]
     for names in (emotions, genres, arxiv):
-        assert [*alike(names), *made_of_others(names)] == []
+        assert [*alike(names), *made_of_others(names), *say_the_same(names)] == []

@@ -80,6 +80,17 @@ def test_ties_and_empty_answers_are_dropped_and_counted(tmp_path: Path) -> None:
     assert "pairs with equal answers dropped: 2 (the first: split train row 2)" in told
 
 
+def test_pairs_whose_scores_say_that_they_are_exchanged_are_counted(tmp_path: Path) -> None:
+    good = SHAPES["texts"]
+    scores = [(8.5, 3), (3.0, 8.5), (5, 5), (None, 4), (1, 2)]
+    rows = [{**good, "chosen": f"So {n}.", "score_chosen": a, "score_rejected": b} for n, (a, b) in enumerate(scores)]
+    bench, _ = texts_of(tmp_path, *rows)
+    (told,) = bench.warnings()
+    assert told == (
+        "pairs whose rejected answer has the higher score, as if the two were exchanged: 2 (the first: split train row 2)"
+    )
+
+
 def test_a_pair_of_which_one_answer_is_too_long_is_dropped_and_counted(tmp_path: Path) -> None:
     good, long = SHAPES["texts"], " and so on" * 20
     bench, texts = texts_of(tmp_path, {**good, "chosen": long}, good, {**good, "rejected": long})

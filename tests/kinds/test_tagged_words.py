@@ -70,6 +70,28 @@ def test_a_cell_of_words_is_a_list_or_a_text() -> None:
     cells = (["Oslo", 9], '["Oslo", 9]', "Oslo 9")
     assert {joined_words(cell) for cell in cells} == {"Oslo 9"}
     assert joined_words("[sic] Oslo") == "[sic] Oslo"
+    assert joined_words("[sic]") == "[sic]"
+
+
+def test_lists_as_pandas_writes_them_into_a_csv() -> None:
+    """Python's quotes, not JSON's: of words that hold one the other."""
+    words, tags = ["It's", "Ann", '"'], ["O", "B-name", "O"]
+    config = FormatConfig(task="token_classification", words="words", target="tags")
+    kind, cells = FORMATS["token_classification"], {"words": str(words), "tags": str(tags)}
+    labels = kind.labels_of(config, lambda: [cells], [])
+    made = kind.example_of(config, labels or [], [], None)(cells, "row 1")
+    assert made is not None and tagged(made, labels or []) == list(zip(words, tags, strict=True))
+    assert joined_words(str(words)) == made["text"]
+    for spans in ([(0, 7, "name")], [{"start": 0, "end": 7, "label": "name"}]):
+        row = {"text": TEXT, "spans": str(spans)}
+        config = FormatConfig(task="token_classification", target="spans")
+        made = kind.example_of(config, ["O", "B-name", "I-name"], [], lambda row, where: {"text": row["text"]})(
+            row, "row 1"
+        )
+        assert made is not None and tagged(made, ["O", "B-name", "I-name"])[:2] == [
+            ("Ann", "B-name"),
+            ("Lee", "I-name"),
+        ]
 
 
 def test_spans_in_all_their_forms_cut_words() -> None:

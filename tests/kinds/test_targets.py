@@ -110,6 +110,18 @@ def test_numbers_of_another_scale_than_those_of_train_are_remarked(shared: Path)
     assert remarks(test[:30] / 50, train) and remarks(test, train[:30] / 50)
 
 
+def test_numbers_that_stand_for_a_missing_one_are_remarked(shared: Path) -> None:
+    lines = (shared / "data/stsbenchmark/sts-train.csv").read_text().splitlines()
+    scores = np.array([line.split("\t")[4] for line in lines], np.float32)
+    for mark in (-999, 99999, -99):
+        (told,) = remarks(np.append(scores, [mark] * 3), scores)
+        assert told.startswith(f"3 of {len(scores) + 3} rows have {mark}, far from all others")
+    sound = [[mark] * 3 for mark in (5.5, -1, 0)] + [[999] * 2]
+    assert not [told for more in sound for told in remarks(np.append(scores, more), scores)]
+    years, prices = np.arange(1950, 2000).repeat(4), np.append(np.geomspace(1, 2000, 300), [999, 99, 99, 99, 999, 999])
+    assert not [told for numbers in (years, prices) for told in remarks(numbers, numbers.astype(np.float32))]
+
+
 @pytest.mark.parametrize("seed", range(20))
 def test_few_rows_of_long_tails_are_no_other_scale(seed: int) -> None:
     """Prices: a hundred rows of which the largest is a thousand times the smallest."""

@@ -31,6 +31,17 @@ if TYPE_CHECKING:
 TIED = "tied"
 """The note of a row whose answers are equal."""
 
+SCORES = (
+    ("score_chosen", "score_rejected"),
+    ("chosen_score", "rejected_score"),
+    ("chosen_rating", "rejected_rating"),
+    ("rating_chosen", "rating_rejected"),
+    ("chosen-rating", "rejected-rating"),
+)
+"""Columns with what answers are worth, as UltraFeedback and others have them: nothing else reads them."""
+EXCHANGED = "exchanged"
+"""The note of a row whose rejected answer has the higher score."""
+
 Answer = Callable[[Row, str], tuple[Any, Any, Any]]
 """(row, its name in errors) -> prompt, chosen, rejected."""
 Write = Callable[[Row, Any, Any, str], RowExamples]
@@ -46,6 +57,7 @@ def pair_maker(
     columns: of a row's tools and others; chat: as `chat_document`; templates: as `chat_templates_of`, {} for plain headings.
     """
     read, write = reader_and_writer(meta.get("nested", ()), columns, chat, templates)
+    scores = next((pair for pair in SCORES if {*pair} <= {*meta["columns"]}), None)
 
     def make(row: Row, where: str) -> RowExamples:
         prompt, *answers = read(row, where)
@@ -55,9 +67,15 @@ def pair_maker(
         if not all(map(teaches, written)):
             return RowExamples([])
         examples = [{"parts": written[0].examples[0], REJECTED: written[1].examples[0]}]
-        return RowExamples(examples, {**written[0].notes, **written[1].notes})
+        exchanged = {EXCHANGED: ""} if scores and _is_lower(*(row[name] for name in scores)) else {}
+        return RowExamples(examples, {**written[0].notes, **written[1].notes, **exchanged})
 
     return make
+
+
+def _is_lower(score: Any, other: Any) -> bool:
+    """Return whether a score is a number below another."""
+    return isinstance(score, int | float) and isinstance(other, int | float) and score < other
 
 
 def teaches(written: RowExamples) -> bool:

@@ -21,7 +21,7 @@ from trnflow.tasks.data.format.chat import (
     WITHOUT_TOOLS,
     RowExamples,
 )
-from trnflow.tasks.data.format.preferences import TIED
+from trnflow.tasks.data.format.preferences import EXCHANGED, TIED
 from trnflow.tasks.data.format.read_fields import READ, UNREAD
 from trnflow.tasks.data.format.row_makers import CUT_WORD
 from trnflow.tasks.kinds.unpaired_preference import DESIRABLE, UNDESIRABLE
@@ -40,6 +40,7 @@ WARNINGS = {
     UNLIKE_PROMPT: "rows whose answers lack the words that the chat template's prompt ends in, so that the model is asked in "
     "another way than it is trained",
     CUT_WORD: "rows with a span that begins or ends within a word (characters count from 0, and the end is not included)",
+    EXCHANGED: "pairs whose rejected answer has the higher score, as if the two were exchanged",
     WITHOUT_TOOLS: "rows whose tools the chat template does not write",
 }
 REMARKS = {

@@ -1,5 +1,6 @@
 """Find in what the texts of a split are unlike those of train: a pair's columns exchanged, or HTML, or accents apart from their
-letters, in one of them alone. No stage fails of it, and the split's scores are too low."""
+letters, in one of them alone. No stage fails of it, and the split's scores are too low. `tokenize_text` asks about accents: many
+tokenizers put them together, or take them off."""
 
 from __future__ import annotations
 
@@ -19,20 +20,24 @@ FEWEST = 20
 """Rows of a split, at least, that are compared."""
 MOSTLY, HALF, FEW = 0.66, 0.5, 0.05
 """Shares of rows: of pairs of which the same text is the shorter one; with signs in one split, and in the other."""
-SIGNS = {
+HTML = {
     "hold HTML, such as <br> or &amp;": r"</?[a-zA-Z][a-zA-Z0-9]*( [^<>]*)?/?>|&(amp|lt|gt|quot|nbsp|#[0-9]+);",
-    "have accents apart from their letters (Unicode NFD)": "[A-Za-z][\u0300-\u036f]",
 }
+ACCENTS = {"have accents apart from their letters (Unicode NFD)": "[A-Za-z][\u0300-\u036f]"}
 """What rows may have: words for it, and a pattern."""
+TOGETHER, APART = "\u00e9", "e\u0301"
+"""A letter with its accent, in both forms."""
 
 
-def unlike_splits(files: Mapping[str, Path], first: str, second: str | None) -> Iterator[str]:
+def unlike_splits(
+    files: Mapping[str, Path], first: str, second: str | None, signs: Mapping[str, str] = HTML
+) -> Iterator[str]:
     """Yield a remark for each way in which a split is unlike train.
 
     files: {split: Parquet file with the column `text`, of pairs `text_pair`}; first, second: names of these columns in
-    remarks, second None for rows of one text.
+    remarks, second None for rows of one text; signs: HTML or ACCENTS.
     """
-    shares = {split: found for split, file in files.items() if (found := _shares(file, second is not None))}
+    shares = {split: found for split, file in files.items() if (found := _shares(file, second is not None, signs))}
     train = shares.pop("train", {})
     for split, here in shares.items() if train else ():
         for longer, shorter in (("longer", "shorter"), ("shorter", "longer")):
@@ -41,7 +46,7 @@ def unlike_splits(files: Mapping[str, Path], first: str, second: str | None) -> 
                     f"{split}: {first} is {longer} than {second} in {here[longer]:.0%} of the rows, and {shorter} in "
                     f"{train[shorter]:.0%} of those of train: are the columns exchanged in one of the files?"
                 )
-        for what in SIGNS:
+        for what in signs:
             if max(here[what], train[what]) >= HALF and min(here[what], train[what]) <= FEW:
                 yield (
                     f"{split}: {here[what]:.0%} of the rows {what}, and {train[what]:.0%} of those of train: the model reads "
@@ -49,7 +54,7 @@ def unlike_splits(files: Mapping[str, Path], first: str, second: str | None) -> 
                 )
 
 
-def _shares(file: Path, is_pair: bool) -> dict[str, float]:
+def _shares(file: Path, is_pair: bool, signs: Mapping[str, str]) -> dict[str, float]:
     """Return {what: share of the rows} of the rows that are looked at; {} of few rows."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -65,7 +70,7 @@ def _shares(file: Path, is_pair: bool) -> dict[str, float]:
     def share(found: pa.ChunkedArray) -> float:
         return float((pc.sum(found).as_py() or 0) / rows.num_rows)
 
-    shares = {what: share(pc.match_substring_regex(rows.column("text"), sign)) for what, sign in SIGNS.items()}
+    shares = {what: share(pc.match_substring_regex(rows.column("text"), sign)) for what, sign in signs.items()}
     if is_pair:
         sizes = [pc.utf8_length(rows.column(name)) for name in columns]
         shares |= {"shorter": share(pc.less(*sizes)), "longer": share(pc.greater(*sizes))}

@@ -32,7 +32,7 @@ from trnflow.tasks.data.load.split_rows import (
 from trnflow.tasks.data.load.streams import MB, max_cell_mb
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.keys.hash_cache import stamp
-from trnflow.tasks.kinds.label_names import alike
+from trnflow.tasks.kinds.label_names import alike, say_the_same
 from trnflow.tasks.sources.data_files import max_growth
 from trnflow.tasks.sources.split_files import SPLITS
 from trnflow.tasks.stage import Workdir
@@ -305,7 +305,7 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
         some = f"each {rows_of[least]:,}" if is_even else f"most rows: {some}; fewest: {least} {rows_of[least]:,}"
         some = f"{len(rows_of):,}; {some}"
     out.info(f"labels of train: {some}")
-    for remark in alike(names):
+    for remark in (*alike(names), *say_the_same(names)):
         out.warn(remark)
 
 

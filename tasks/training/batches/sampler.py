@@ -6,7 +6,7 @@ A batch depends on seed, epoch and step alone, and has one length. Each row occu
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -262,10 +262,32 @@ class Split:
 
     def target_means(self) -> NDArray[np.float64]:
         """Return the mean of each output's targets, [outputs], of a task whose rows have some."""
+        return self._mean(lambda targets: targets)
+
+    def tag_shares(self, tags: int) -> NDArray[np.float64]:
+        """Return the share of each tag among the words that have one; no tag has a share of 0, [tags]."""
+        import numpy as np
+
+        counts: NDArray[np.float64] = np.full(tags, 0.5)
+        for length, columns in self._columns.items():
+            for begin in range(0, self.rows[length], BLOCK):
+                block = np.asarray(columns["labels"][begin : begin + BLOCK])
+                counts += np.bincount(block[block >= 0], minlength=tags)
+        counts /= counts.sum()
+        return counts
+
+    def target_deviations(self) -> NDArray[np.float64]:
+        """Return the standard deviation of each output's targets, [outputs]."""
+        means = self.target_means()
+        squares: NDArray[np.float64] = self._mean(lambda targets: (targets - means) ** 2) ** 0.5
+        return squares
+
+    def _mean(self, of: Callable[[NDArray[Any]], NDArray[Any]]) -> NDArray[np.float64]:
+        """Return the mean over all rows of what `of` makes of targets, [rows, outputs]."""
         import numpy as np
 
         blocks = [
-            np.asarray(columns["labels"][begin : begin + BLOCK])
+            of(np.asarray(columns["labels"][begin : begin + BLOCK]))
             for length, columns in self._columns.items()
             for begin in range(0, self.rows[length], BLOCK)
         ]

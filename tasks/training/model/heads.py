@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Collection
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from trnflow.tasks.artifact import Source
@@ -37,19 +38,30 @@ def in_head(name: str) -> bool:
 
 
 def begin_at_means(built: Built, train: Split) -> None:
-    """Let the bias of a new head begin with outputs near the means of train's targets.
+    """Let a new head begin with outputs near the means of train's targets, of numbers as far apart as these.
 
     Updates move a bias by the learning rate each: with 3e-4 a score of 2.5, or a label of one row in 30 (a logit of -3.4),
-    would take thousands. Until then the weights make up for it, at the cost of what the model knows.
+    would take thousands. Until then the weights make up for it, at the cost of what the model knows. Nor could weights grow
+    until outputs differ as prices do.
     """
     import torch
 
-    sizes = [(name, parameter) for name, parameter in built.parameters().items() if name.endswith(".bias")]
-    biases = [bias for name, bias in sizes if name in built.lacking and bias.shape == (built.model.config.num_labels,)]
-    first = built.kind.first_outputs(train.target_means, sum(train.rows.values())) if biases else None
-    if first is not None:
-        with torch.no_grad():
+    outputs = built.model.config.num_labels
+    new = {
+        name: value
+        for name, value in built.parameters().items()
+        if name in built.lacking and value.shape[:1] == (outputs,)
+    }
+    biases = [value for name, value in new.items() if name.endswith(".bias") and value.dim() == 1]
+    weights = [value for name, value in new.items() if name.endswith(".weight") and value.dim() == 2]
+    means = partial(train.tag_shares, outputs) if built.kind.per_position else train.target_means
+    first = built.kind.first_outputs(means, sum(train.rows.values())) if biases else None
+    spread = built.kind.first_spread(train.target_deviations) if weights else None
+    with torch.no_grad():
+        if first is not None:
             biases[-1].copy_(torch.from_numpy(first))
+        if spread is not None:
+            weights[-1].mul_(torch.from_numpy(spread)[:, None])
 
 
 def refuse_unused(model: Any, names: Collection[str], source: Source) -> None:

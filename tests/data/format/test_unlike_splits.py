@@ -15,7 +15,7 @@ import pytest
 
 from tests.data.load.rows import write
 from tests.helpers.data_stages import new_bench
-from trnflow.tasks.data.format.unlike_splits import unlike_splits
+from trnflow.tasks.data.format.unlike_splits import ACCENTS, HTML, unlike_splits
 
 FRENCH = ["un café déjà vu", "l’élève est à l’école", "où est la fenêtre", "très bien"]
 
@@ -57,12 +57,14 @@ def test_exchanged_columns_of_a_pair(tmp_path: Path, shared: Path) -> None:
 def test_signs_that_one_split_has(tmp_path: Path, change: Callable[[str], str], remark: str) -> None:
     plain, changed = [f"{text} {n}" for n in range(20) for text in FRENCH], [change(text) for text in FRENCH * 10]
     both = [*files(tmp_path / "a", train={"text": plain}, test={"text": changed}).items()]
-    (told,) = unlike_splits(dict(both), "text", None)
+    signs = HTML if "HTML" in remark else ACCENTS
+    (told,) = unlike_splits(dict(both), "text", None, signs)
     assert told.startswith("test: 100% ") or told.startswith("test: 75% ")
-    (told,) = unlike_splits(dict(zip(("test", "train"), (file for _, file in both), strict=True)), "text", None)
+    (told,) = unlike_splits(dict(zip(("test", "train"), (file for _, file in both), strict=True)), "text", None, signs)
     assert told.startswith(f"test: {remark}")
-    assert not [*unlike_splits(files(tmp_path / "c", train={"text": plain}, test={"text": changed[:19]}), "text", None)]
-    assert not [*unlike_splits(files(tmp_path / "d", train={"text": changed}, test={"text": changed}), "text", None)]
+    few = files(tmp_path / "c", train={"text": plain}, test={"text": changed[:19]})
+    same = files(tmp_path / "d", train={"text": changed}, test={"text": changed})
+    assert not [*unlike_splits(few, "text", None, signs), *unlike_splits(same, "text", None, signs)]
 
 
 def test_few_rows_with_signs_and_code_are_not_remarked(tmp_path: Path) -> None:
@@ -105,4 +107,4 @@ def splits_of(shared: Path) -> dict[str, dict[str, dict[str, list[Any]]]]:
 def test_no_real_set_is_remarked(shared: Path, tmp_path: Path) -> None:
     for name, splits in splits_of(shared).items():
         second = "text_pair" if name == "sts" else None
-        assert [*unlike_splits(files(tmp_path / name, **splits), "text", second)] == [], name
+        assert [*unlike_splits(files(tmp_path / name, **splits), "text", second, HTML | ACCENTS)] == [], name

@@ -166,6 +166,12 @@ SOUND = {
     "tokens and tags in lists": (
         "t.jsonl", lines(lambda n: {"id": n, "pos": ["X", "Y"], "tokens": ["Ann", "sits"], "ner_tags": ["B-name", "O"]}),
         {"words": ["tokens"], "target": ["ner_tags"]}, "token_classification"),
+    "lists as pandas writes them": (
+        "t.csv", table("tokens", "ner_tags", mark="|", tokens=["['Ann', 'sits']", '["Ann\'s", "O"]'], ner_tags=["['B-x', 'O']"]),
+        {"words": ["tokens"], "target": ["ner_tags"]}, "token_classification"),
+    "spans as pandas writes them": (
+        "t.csv", table("text", "entities", mark="|", entities=["[(0, 3, 'x')]", "[]", "[{'start': 0, 'end': 3, 'label': 'x'}]"]),
+        {"text": ["text"], "target": ["entities"]}, "token_classification"),
     "spans": ("t.jsonl", lines(lambda n: {"text": sentence(n), "spans": [{"start": 0, "end": 3, "label": "x"}] * (n % 2)}),
               {"text": ["text"], "target": ["spans"]}, "token_classification"),
     "spans of doccano": ("t.jsonl", lines(lambda n: {"id": n, "text": sentence(n), "label": [[0, 3, "x"]]}),
@@ -211,6 +217,11 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                                     "kinds holds texts such as 1,2", "format.task=multi_label format.target=kinds"),
     "thousands": ("t.csv", table("text", "score", mark=";", score=["1,200", "900", "1,500"]), Question,
                   "to predict amounts, write them as 1234.5", "data.label=score"),
+    "prices": ("t.csv", table("text", "price", price=lambda n: f"${n / 7:.2f}"), Question,
+               "price holds texts such as $0.00, which are not read as numbers", "format.task=text"),
+    "marks that are words": (
+        "t.jsonl", lines(lambda n: {"prompt": sentence(n), "completion": sentence(n + 99), "label": ["good", "bad"][n % 2]}),
+        Question, "label is good or bad: to learn which completions are better, write true", "format.task=instruction"),
     "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
                          "labels holds lists", ""),
     "pairs with a prompt in two columns": (

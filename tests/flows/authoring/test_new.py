@@ -203,6 +203,25 @@ def test_rows_of_the_same_user_can_be_kept_in_one_split(here: Shell) -> None:
     assert (data.split_by, data.columns, data.stratify) == ("user_id", {"user_id": "user_id"}, False)
 
 
+def test_a_setting_of_another_task_is_one_line(here: Shell) -> None:
+    (here.folder / "t.csv").write_bytes(table("body", "category", body=sentence, category=["x", "y", "z"]))
+    told = here("new", "t.csv", "model.source=base", "format.words=body")
+    assert told.returncode and "`words` is for token_classification, not classification" in told.stderr
+    assert "unexpected" not in told.stderr
+
+
+def test_a_column_that_says_which_split_a_row_is_in_is_not_passed_over(here: Shell) -> None:
+    columns = {"body": sentence, "category": ["x", "y", "z"], "split": ["train", "train", "Val", "test"]}
+    told = "split says which split a row is in (train, Val, test), and nothing reads it: the recipe draws splits of its own"
+    for name, values, is_told in (("own", columns["split"], True), ("cars", ["train", "bus", "bicycle"], False)):
+        (here.folder / f"{name}.csv").write_bytes(table("body", "category", "split", **columns | {"split": values}))
+        assert (told in here("new", f"{name}.csv", "model.source=base", "data.label=category").stdout) == is_told
+    (here.folder / "set").mkdir()
+    for name in ("train", "test"):
+        (here.folder / f"set/{name}.csv").write_bytes(table("body", "category", "split", **columns | {"split": [name]}))
+    assert "says which split" not in here("new", "set", "model.source=base").stdout
+
+
 def test_a_split_by_users_of_chats_and_by_few_users(here: Shell) -> None:
     talk = [{"role": "user", "content": "what is {n}?"}, {"role": "assistant", "content": "it is {n}"}]
     rows = [

@@ -136,13 +136,33 @@ def test_a_new_head_begins_with_the_means_of_trains_targets(
     before, built = (started(source, packed, parts) for _ in range(2))
     prepared(TrainConfig(), built, packed.meta, train)
     changed = [name for name, value in built.parameters().items() if not torch.equal(value, before.parameters()[name])]
-    assert changed in (["classifier.bias"], ["classifier.out_proj.bias"])
+    last = changed[-1].removesuffix(".bias")
+    assert changed == [f"{last}.{part}" for part in (["bias"] if task == "multi_label" else ["weight", "bias"])]
+    assert last in ("classifier", "classifier.out_proj")
     targets = np.concatenate([train.read(at).targets for at in train.in_order(4)])
     means = np.nanmean(targets, axis=0)
-    found = built.parameters()[changed[0]].detach()
+    found = built.parameters()[changed[-1]].detach()
     assert torch.allclose(
         found.sigmoid() if task == "multi_label" else found, torch.from_numpy(means).float(), atol=0.01
     )
+    if task == "regression":
+        spread = torch.from_numpy(np.nanstd(targets, axis=0))[:, None].float()
+        weights = [each.parameters()[changed[0]].detach() for each in (before, built)]
+        assert torch.allclose(weights[0] * spread, weights[1], rtol=1e-4)
+
+
+def test_a_head_of_tags_begins_with_their_shares(tmp_path: Path) -> None:
+    tags = ["O", "B-x", "I-x", "B-y", "I-y"]
+    packed = packed_targets(tmp_path / "packed", "token_classification", tags)
+    source, train = published(tmp_path / "model", "AutoModel", BERT), Split(packed, "train")
+    before, built = (started(source, packed, False) for _ in range(2))
+    prepared(TrainConfig(), built, packed.meta, train)
+    changed = [name for name, value in built.parameters().items() if not torch.equal(value, before.parameters()[name])]
+    assert changed == ["classifier.bias"]
+    every = np.concatenate([train.read(at).targets.ravel() for at in train.in_order(1)])
+    shares = np.bincount(every[every >= 0], minlength=5) / (every >= 0).sum()
+    np.testing.assert_allclose(built.parameters()["classifier.bias"].detach().softmax(0), shares, atol=0.005)
+    assert np.isfinite(train.tag_shares(7)).all() and train.tag_shares(7).min() > 0, "a tag that train lacks"
 
 
 def test_of_two_biases_of_one_size_the_last_begins_with_the_means(tmp_path: Path) -> None:
@@ -153,7 +173,7 @@ def test_of_two_biases_of_one_size_the_last_begins_with_the_means(tmp_path: Path
     before, built = (started(source, packed, False) for _ in range(2))
     prepared(TrainConfig(), built, packed.meta, Split(packed, "train"))
     changed = [name for name, value in built.parameters().items() if not torch.equal(value, before.parameters()[name])]
-    assert changed == ["classifier.out_proj.bias"]
+    assert changed == ["classifier.out_proj.weight", "classifier.out_proj.bias"]
 
 
 @pytest.mark.parametrize("block", [1, 7, 1000])
@@ -164,6 +184,7 @@ def test_means_of_targets_are_of_all_rows_however_many_are_read_at_once(
     train = Split(packed_targets(tmp_path, "regression", ["joy", "anger"], rows=15), "train")
     rows = [train.read(at).targets for at in train.in_order(5)]
     np.testing.assert_allclose(train.target_means(), np.concatenate(rows).mean(0), rtol=1e-6)
+    np.testing.assert_allclose(train.target_deviations(), np.concatenate(rows).std(0), rtol=1e-6)
 
 
 def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
