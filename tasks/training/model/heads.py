@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -18,6 +18,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import UNUSED
 
 if TYPE_CHECKING:
+    from trnflow.tasks.kinds.kind import Kind
     from trnflow.tasks.training.batches.sampler import Split
     from trnflow.tasks.training.shared_types import Built
 
@@ -62,6 +63,25 @@ def begin_at_means(built: Built, train: Split) -> None:
             biases[-1].copy_(torch.from_numpy(first))
         if spread is not None:
             weights[-1].mul_(torch.from_numpy(spread)[:, None])
+
+
+def too_coarse(kind: Kind, train: Split, dtype: str) -> Iterator[str]:
+    """Yield a remark where train's numbers differ by less than two steps of the type that training computes in: years, in
+    bfloat16, which knows every eighth of them."""
+    import numpy as np
+    import torch
+
+    spread = kind.first_spread(train.target_deviations)
+    if spread is None:
+        return
+    means = train.target_means()
+    at = int(np.argmax(np.abs(means) / spread))
+    step = torch.finfo(getattr(torch, dtype)).eps * abs(means[at])
+    if 2 * step > spread[at]:
+        yield (
+            f"train's numbers lie around {means[at]:.6g} and differ by some {spread[at]:.3g}, and train.dtype={dtype} has steps of "
+            f"up to {step:.2g} there: predict the difference from {means[at]:.6g}, or set train.dtype=float32"
+        )
 
 
 def refuse_unused(model: Any, names: Collection[str], source: Source) -> None:

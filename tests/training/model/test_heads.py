@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from trnflow.tasks.training.batches import sampler
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.started_model import build_started
 from trnflow.tasks.training.model.adapters import prepared
+from trnflow.tasks.training.model.heads import too_coarse
 
 ROBERTA = {**BERT, "model_type": "roberta", "pad_token_id": 1}
 ELECTRA = {**BERT, "model_type": "electra", "embedding_size": 16}
@@ -185,6 +187,29 @@ def test_means_of_targets_are_of_all_rows_however_many_are_read_at_once(
     rows = [train.read(at).targets for at in train.in_order(5)]
     np.testing.assert_allclose(train.target_means(), np.concatenate(rows).mean(0), rtol=1e-6)
     np.testing.assert_allclose(train.target_deviations(), np.concatenate(rows).std(0), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "mean", "deviation", "said"),
+    [
+        ("bfloat16", 2000.0, 10.0, "around 2000 and differ by some 10"),
+        ("bfloat16", -2000.0, 10.0, "around -2000"),
+        ("bfloat16", 2000.0, 40.0, ""),
+        ("bfloat16", 300.0, 200.0, ""),
+        ("float16", 2000.0, 10.0, ""),
+        ("float16", 2000.0, 1.0, "float16"),
+        ("float32", 2000.0, 1.0, ""),
+    ],
+)
+def test_numbers_that_the_type_can_hardly_tell_apart_are_remarked(
+    dtype: str, mean: float, deviation: float, said: str
+) -> None:
+    train: Any = SimpleNamespace(
+        target_means=lambda: np.array([0.0, mean]), target_deviations=lambda: np.array([1.0, deviation])
+    )
+    remarks = [*too_coarse(kind_of("regression"), train, dtype)]
+    assert len(remarks) == bool(said) and all(said in remark for remark in remarks)
+    assert not [*too_coarse(kind_of("classification"), train, dtype)]
 
 
 def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
