@@ -85,12 +85,21 @@ def lineage(options: Namespace) -> int:
         options,
         {"artifact": artifact, "kind": kind, "up": up, "down": down, "runs": in_runs},
         f"{artifact}: {kind or 'its manifest is gone'}",
+        *([_first_made(in_runs[-1], hide_secrets(documents[in_runs[-1]]))] if in_runs else []),
         *_up_lines(up, ""),
         "made of it:" if down else "nothing was made of it",
         *_down_lines(down, "  "),
         f"runs: {', '.join(in_runs) or 'none'}",
     )
     return 0
+
+
+def _first_made(run: str, document: Mapping[str, Any]) -> str:
+    """Return which data, model and code a run had, by its record."""
+    resolved, checkout = document.get("resolved", {}), document.get("checkout")
+    sources = [f"{part} {source}" for part in ("data", "model") if (source := resolved.get(part, {}).get("source"))]
+    code = f"commit {checkout['commit'][:12]}{' with uncommitted edits' * bool(checkout['dirty'])}" if checkout else "installed"
+    return f"first in run {run} of {document.get('recipe')}: {', '.join([*sources, f'code {code}'])}"
 
 
 def _up_lines(node: Made | FromSource, indent: str, name: str = "") -> Iterator[str]:

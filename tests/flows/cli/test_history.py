@@ -49,6 +49,7 @@ def test_lineage_goes_up_to_the_data_and_down_to_the_chunks(past: Shell) -> None
     ] * 2
     said = past("lineage", made["load_data"]).stdout
     assert "made by load_data" in said
+    assert f"first in run {first} of mine: data " in said and ", code " in said
     assert "pack_chunks" in said
 
 
