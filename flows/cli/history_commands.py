@@ -98,7 +98,11 @@ def _first_made(run: str, document: Mapping[str, Any]) -> str:
     """Return which data, model and code a run had, by its record."""
     resolved, checkout = document.get("resolved", {}), document.get("checkout")
     sources = [f"{part} {source}" for part in ("data", "model") if (source := resolved.get(part, {}).get("source"))]
-    code = f"commit {checkout['commit'][:12]}{' with uncommitted edits' * bool(checkout['dirty'])}" if checkout else "installed"
+    code = (
+        f"commit {checkout['commit'][:12]}{' with uncommitted edits' * bool(checkout['dirty'])}"
+        if checkout
+        else "installed"
+    )
     return f"first in run {run} of {document.get('recipe')}: {', '.join([*sources, f'code {code}'])}"
 
 
