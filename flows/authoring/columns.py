@@ -96,7 +96,7 @@ def find_label(columns: dict[str, Column], texts: list[Column], asked: bool) -> 
     measures = [c for c in rest if c.numbers and c.is_measure]
     # a column of integers that are all different is an id
     amounts = [c for c in measures if c.name.lower() in AMOUNTS] or [c for c in measures if not c.is_unique]
-    if named or (not amounts and len(usual) in (1, 2)):
+    if named or (not amounts and len(usual) == 1):
         return [*named, *usual]
     if alone := [c for c in rest if len(c.counts) == 1 and c.name.lower() in LABELS]:
         return alone  # which is refused with its one class

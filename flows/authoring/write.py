@@ -368,7 +368,11 @@ def test_rows(draft: Draft, looked: Looked) -> int:
 
 def exists(file: Path) -> ConfigError:
     """Return the error about a file that is in the way."""
-    fix = "give the recipe another name: name=NAME" if file.name != PREFECT_FILE else "add the deployment to it"
+    fix = (
+        "delete it, or give the recipe another name: name=NAME"
+        if file.name != PREFECT_FILE
+        else "add the deployment to it"
+    )
     return ConfigError(f"{file} exists, and nothing is overwritten", fix)
 
 

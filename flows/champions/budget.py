@@ -139,16 +139,18 @@ def promise(recipe: Recipe, rows: int, memo: Memo) -> Promise:
         return Promise("")
     margin = 0.0 if config.metric and is_less_better(config.metric) else config.margin
     gain, later = (smallest_gain(rows, share, margin) for share in (first, last))
-    given = f"{config.looks_per_year} looks a year by {origin}"
+    given = f"{config.looks_per_year} comparisons a year by {origin}"
     if gain is None:
-        return Promise(f"{rows} frozen rows let no gain win {POWER:.0%} of its first looks ({given}): {more}", True)
-    wins = f"a challenger that gains {100 * gain:.1f} points of accuracy wins {POWER:.0%} of a year's first looks"
-    wins += f", one that gains {100 * later:.1f} of its last ones" if later else ""
-    said = f"on {rows} frozen rows {wins} ({given})"
+        return Promise(f"on {rows} frozen rows hardly any better model is promoted ({given}): {more}", True)
+    last_one = f", {100 * later:.1f} points better at the last" if later else ""
+    said = (
+        f"on {rows} frozen rows only a model {100 * gain:.1f} points of accuracy better is promoted ({POWER:.0%} of the time "
+        f"at the first of {given}{last_one})"
+    )
     if gain <= CLEAR_GAIN:
         return Promise(said)
     needed = _rows_for(CLEAR_GAIN, first, margin)
-    goal = f"for {100 * CLEAR_GAIN:.0f} points at a first look have {needed:,}: " if needed else ""
+    goal = f"with {needed:,} frozen rows {100 * CLEAR_GAIN:.0f} points are enough: " if needed else ""
     return Promise(f"{said}; {goal}{more}", True)
 
 

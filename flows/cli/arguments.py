@@ -38,9 +38,9 @@ def number(kind: type[N], low: float, high: float = sys.float_info.max) -> Calla
     return parse
 
 
-def add_run(parser: ArgumentParser) -> None:
+def add_run(parser: ArgumentParser, names: str = RUN_NAMES) -> None:
     """Add the argument `run`, by default the last one."""
-    parser.add_argument("run", metavar="RUN", nargs="?", default="last", help=RUN_NAMES)
+    parser.add_argument("run", metavar="RUN", nargs="?", default="last", help=names)
 
 
 def add_model(parser: ArgumentParser) -> None:

@@ -51,6 +51,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import log_file, unsent_runs
 from trnflow.tasks.keys.hash_cache import in_threads
+from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger, recipes_of
@@ -231,8 +232,9 @@ def _is_awaited(home: Path, root: str) -> bool:
 
 
 def _space(home: Path, root: str, problems: Problems) -> StoreHealth:
-    folder = Path(root).expanduser()
-    if "://" in root or (_is_awaited(home, root) and not folder.exists()):
+    path = local_path(root)
+    folder = Path(path or "").expanduser()
+    if path is None or (_is_awaited(home, root) and not folder.exists()):
         return {"root": root, "bytes": None, "free": None}
     free = shutil.disk_usage(folder).free
     if free < StoreConfig().min_free_gb * 1e9:

@@ -119,7 +119,7 @@ def lines_of(found: Health) -> list[str]:
 
 def _state(found: Health) -> str:
     if found["problems"]:
-        return f"not healthy: {len(found['problems'])} problems"
+        return f"not healthy: {len(found['problems'])} problem{'s' * (len(found['problems']) > 1)}"
     return "slow: not everything answered" if found["unanswered"] else "healthy"
 
 

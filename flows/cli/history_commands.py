@@ -15,29 +15,31 @@ from trnflow.flows.champions.forced import forced_champion
 from trnflow.flows.champions.serving import Serving, serving_beside
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run
 from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.past_store import past_store
 from trnflow.flows.display import report
 from trnflow.flows.finetune import ROLES
-from trnflow.flows.recipes.names import model_name
+from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import RunRecord
-from trnflow.tasks.errors import BlobLost, StoreError
+from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.keys.lineage import Change, Descendant, Family, FromSource, Made, RunDifference, compare_runs
-from trnflow.tasks.store import Store, made_store
+from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.model_names import artifact_of_run, artifacts_of, find_artifact, find_run
+from trnflow.tasks.store.model_names import NEWEST, artifact_of_run, artifacts_of, find_artifact, find_run
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
     ancestry = add_command(sub, "lineage", lineage, store, "print what a model was made of, and what was made of it")
-    ancestry.add_argument("artifact", metavar="DIGEST|RUN", help="a digest or its beginning; of a run, its model")
+    names = "a recipe, RECIPE@champion, a run or `last`; a digest or its beginning"
+    ancestry.add_argument("artifact", metavar="MODEL", help=names)
     pair = add_command(sub, "diff", diff, store, "print how two runs differ: settings, data, code, metrics")
-    pair.add_argument("before", metavar="RUN", help=RUN_NAMES)
+    pair.add_argument("before", metavar="RUN", help=f"{RUN_NAMES}; a recipe, whose newest run counts")
     pair.add_argument("after", metavar="RUN")
     written = add_command(sub, "report", write_report, store, "write the page of a run and open it in a browser")
-    add_run(written)
+    add_run(written, f"{RUN_NAMES}; a recipe, whose newest run counts")
     written.add_argument("--no-open", action="store_true", help="write the page only")
 
 
@@ -68,10 +70,11 @@ def run_summary(run: str, document: Mapping[str, Any]) -> RunSummary:
 
 def lineage(options: Namespace) -> int:
     """Print what an artifact was made from, what was made from it, and the runs that made or used it."""
-    store = made_store(options.store)
+    store = past_store(options.store, options.artifact)
     family = Family(store.all_records())
     documents = {run: store.run(run) or {} for run in store.run_ids()}
-    artifact = find_artifact(store, model_name(options.artifact))
+    name = options.artifact
+    artifact = find_artifact(store, model_name(f"{name}@{NEWEST}" if is_recipe(name) else name))
     in_runs = [run for run, document in documents.items() if artifact in artifacts_of(document)]
     try:
         kind = store.artifact(artifact).kind
@@ -82,12 +85,25 @@ def lineage(options: Namespace) -> int:
         options,
         {"artifact": artifact, "kind": kind, "up": up, "down": down, "runs": in_runs},
         f"{artifact}: {kind or 'its manifest is gone'}",
+        *([_first_made(in_runs[-1], hide_secrets(documents[in_runs[-1]]))] if in_runs else []),
         *_up_lines(up, ""),
         "made of it:" if down else "nothing was made of it",
         *_down_lines(down, "  "),
         f"runs: {', '.join(in_runs) or 'none'}",
     )
     return 0
+
+
+def _first_made(run: str, document: Mapping[str, Any]) -> str:
+    """Return which data, model and code a run had, by its record."""
+    resolved, checkout = document.get("resolved", {}), document.get("checkout")
+    sources = [f"{part} {source}" for part in ("data", "model") if (source := resolved.get(part, {}).get("source"))]
+    code = (
+        f"commit {checkout['commit'][:12]}{' with uncommitted edits' * bool(checkout['dirty'])}"
+        if checkout
+        else "installed"
+    )
+    return f"first in run {run} of {document.get('recipe')}: {', '.join([*sources, f'code {code}'])}"
 
 
 def _up_lines(node: Made | FromSource, indent: str, name: str = "") -> Iterator[str]:
@@ -127,7 +143,7 @@ def _listed(value: Any) -> str:
 
 def diff(options: Namespace) -> int:
     """Print how two past runs differ in settings, data, code, libraries, artifacts and metrics."""
-    found = differences(made_store(options.store), options.before, options.after)
+    found = differences(past_store(options.store, options.before), options.before, options.after)
     lines = [
         f"{sign} {head['run']} {head['recipe']} {head['outcome']} {head['ended']}"
         for sign, head in zip("-+", (found["before"], found["after"]), strict=True)
@@ -149,7 +165,7 @@ class RunDiff(RunDifference):
 
 def differences(store: Store, before: str, after: str) -> RunDiff:
     """Return how two runs differ. before, after: names of runs. Raises ConfigError."""
-    runs = [find_run(store, model_name(text)) for text in (before, after)]
+    runs = [_run_of(store, text) for text in (before, after)]
     documents = [hide_secrets(store.run(run) or {}) for run in runs]  # earlier versions recorded secrets
     heads = [run_summary(run, document) for run, document in zip(runs, documents, strict=True)]
     return {"before": heads[0], "after": heads[1], **_compared(store, documents[0], documents[1])}
@@ -157,8 +173,8 @@ def differences(store: Store, before: str, after: str) -> RunDiff:
 
 def write_report(options: Namespace) -> int:
     """Write a run's page to `<home>/reports/<run>.html`, and open it if stdout is a terminal. Raises StoreError."""
-    store = made_store(options.store)
-    run = find_run(store, model_name(options.run))
+    store = past_store(options.store, options.run)
+    run = _run_of(store, options.run)
     path = page_of(store, run)
     serving = _serving(store, store.run(run) or {})
     document = {"run": run, "path": str(path), "champion": serving.champion if serving else None}
@@ -166,6 +182,17 @@ def write_report(options: Namespace) -> int:
     if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
         sys.stderr.write("no browser was found: open the file in one\n")
     return 0
+
+
+def _run_of(store: Store, text: str) -> str:
+    """Return the id of the run that a name means, of a recipe its newest. Raises ConfigError."""
+    name = model_name(text)
+    if not is_recipe(text):
+        return find_run(store, name)
+    newest = next((run for run in store.run_ids() if (store.run(run) or {}).get("recipe") == name.recipe), None)
+    if newest is None:
+        raise ConfigError(f"this store has no run of {text}", f"`trnflow run {text}` makes one")
+    return newest
 
 
 def _serving(store: Store, document: Mapping[str, Any]) -> Serving | None:

@@ -144,7 +144,8 @@ class Recipe:
         if isinstance(result.error, Interrupted):
             raise KeyboardInterrupt(str(result.error)) from result.error
         if result.error is not None:
-            raise result.error
+            # frames of the runner say nothing to a notebook: the stage's own are in the error's text or its cause
+            raise result.error.with_traceback(None)
         return Run(context.store, result.run)
 
     async def run_async(

@@ -99,12 +99,16 @@ class Run:
         figures = report.figures(self.metrics)
         return f"Run({self.id} of {self.record['recipe']}: {self.record['outcome']}, {figures})"
 
+    def __str__(self) -> str:
+        return "\n".join([repr(self), *self.record.get("notes", [])])
+
     def _repr_html_(self) -> str:
         rows = [
             (stage["stage"], stage["action"], report.seconds(stage["seconds"]), report.figures(stage["metrics"]))
             for stage in self.record["stages"]
         ]
-        return f"<p>{escape(repr(self))}</p>{html_table(('stage', '', 'seconds', 'figures'), rows)}"
+        said = "".join(f"<p>{escape(line)}</p>" for line in str(self).splitlines())
+        return f"{said}{html_table(('stage', '', 'seconds', 'figures'), rows)}"
 
 
 class Report:

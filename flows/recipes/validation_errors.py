@@ -18,6 +18,7 @@ from trnflow.flows.recipes.schema import (
     annotation_at,
     below,
     choices,
+    config_in,
     kinds_of,
     known_settings,
     shown,
@@ -126,6 +127,9 @@ def _described(problem: SettingError, read: Recipes) -> tuple[str, str]:
     close = nearest(str(value), choices(annotation))
     quote = isinstance(value, bool | int | float) and str in kinds_of(annotation)
     fix = f"did you mean {setting}={close}?" if close else f"change {setting}{', or quote the value' if quote else ''}"
+    section = config_in(annotation)
+    if isinstance(value, str) and section is not None and "source" in section.model_fields:
+        fix = f"did you mean {setting}.source?"
     what = "its value" if path[:2] == HIDDEN else shown(value)
     return f"{where}: {setting} can't be {what}: it takes {allowed(annotation)}", fix
 

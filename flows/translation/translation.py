@@ -134,7 +134,7 @@ class Translation:
             elif rule.kind == "nothing":
                 self.note(key, value, "no effect", rule.text)
             elif value in rule.off:
-                self.note(key, value, "no effect", "off there, as here")
+                self.note(key, value, "no effect", "off there, as here" if value in OFF else "there as here")
             elif rule.kind == "lacks":
                 self.note(key, value, "not translated", rule.text)
             else:

@@ -26,7 +26,7 @@ def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSou
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(
-        library_name="peft" if adapter else "transformers",
+        library_name="peft" if adapter else _opener(shards["task"]).partition(".")[0].replace("_", "-"),
         pipeline_tag=kind_of(shards["task"]).pipeline,
         base_model=base.name,
         tags=["trnflow", *(["lora"] if adapter else [])],
@@ -43,7 +43,7 @@ def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter:
     if adapter and not kind_of(shards["task"]).per_row:
         yield "peft takes the end of a text from the base model. That of the training is in this folder:"
         yield "    model.generation_config = transformers.GenerationConfig.from_pretrained(FOLDER)"
-    if labels := shards.get("labels"):
+    if (labels := shards.get("labels")) and not kind_of(shards["task"]).apart:  # whose target is no output
         yield "## Labels\n\n" + table(("id", "label"), enumerate(labels))
     facts = {"data": shards.get("data"), "steps": shards.get("steps"), "best_step": shards.get("best_step")}
     rows = [(name, value) for name, value in {**facts, **shards.get("settings", {})}.items() if value is not None]
@@ -60,9 +60,16 @@ def _origin(base: CardSource) -> str:
     return f"fine-tuned from the weights `{base.weights}`" if base.weights else "trained from scratch"
 
 
+def _opener(task: str) -> str:
+    """Return the call that opens a model's folder, of the library in which users of the task serve it."""
+    if kind_of(task).apart:  # transformers alone would leave pooling to the caller
+        return "sentence_transformers.SentenceTransformer(FOLDER)"
+    return f'transformers.pipeline("{kind_of(task).pipeline}", model=FOLDER)'
+
+
 def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
     if not adapter:
-        return f'    transformers.pipeline("{kind_of(task).pipeline}", model=FOLDER)'
+        return f"    {_opener(task)}"
     if base is None:
         return (
             "The base model has no name on the hub: open it first, then `peft.PeftModel.from_pretrained(base, FOLDER)`."

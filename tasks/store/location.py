@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 from trnflow.tasks.sources.paths import local_path
@@ -14,6 +15,11 @@ VARIABLE = "TRNFLOW_STORE"
 def default_root(home: Path) -> str:
     """Return TRNFLOW_STORE, else `<home>/store`."""
     return os.environ.get(VARIABLE) or str(home / "store")
+
+
+def store_option(root: str, home: Path) -> str:
+    """Return ` --store ROOT`, which a command about a run in the store at `root` needs; "" for the default store."""
+    return "" if root == default_root(home) else f" --store {shlex.quote(root)}"
 
 
 def open_backend(root: str) -> Backend:

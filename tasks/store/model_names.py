@@ -113,7 +113,7 @@ def find_run(store: Store, name: ModelName, more_runs: Iterable[str] = ()) -> st
     """Return the id of the run that a name means: of an artifact, the newest that made or used it. Raises ConfigError."""
     meaning = find_stored(store, name, more_runs=more_runs)
     if meaning is None:
-        raise ConfigError(f"there is no run {name.text}", "`trnflow runs` lists them")
+        raise ConfigError(f"there is no run {name.text}", "`last` is the newest; `trnflow runs` lists them")
     if meaning.run is not None:
         return meaning.run
     runs = ((run, store.run(run) or {}) for run in store.run_ids())

@@ -90,8 +90,8 @@ def refuse_endless(tokens: TokensMeta) -> None:
     raise ConfigError(
         f"format.chat_template: {what}",
         "let the template write {{ eos_token }} after an answer, within its {% generation %} block (written out, as </s>, for a "
-        "tokenizer that tokenize.train makes), or name the token that it writes in tokenize.new_tokens; tokenize.add_eos=false "
-        "trains without an end",
+        "tokenizer that tokenize.train makes), or name the token that it writes, such as "
+        """'tokenize.new_tokens=["<|im_end|>"]'; tokenize.add_eos=false trains without an end""",
     )
 
 

@@ -87,6 +87,12 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
     assert "| learning\\_rate | 5e-05 |" in card.text and "lora" not in card.text
     assert "<script" not in card.text and "a\\|b" in card.text
 
+    embedding = {**shards, "task": "embedding", "labels": ["score"]}
+    write_card(tmp_path, embedding, {"architectures": ["BertModel"]}, CardSource("org/base"))
+    card = ModelCard.load(tmp_path / "README.md")
+    assert card.data.library_name == "sentence-transformers" and "## Labels" not in card.text
+    assert "    sentence_transformers.SentenceTransformer(FOLDER)" in card.text
+
     language = {**shards, "labels": None, "task": "causal_lm"}
     write_card(tmp_path, language, {"model_type": "llama"}, CardSource(weights="sha256:ab"), adapter=True)
     card = ModelCard.load(tmp_path / "README.md")

@@ -168,4 +168,5 @@ def test_a_template_without_an_end_stops_a_run_before_it_trains(shared: Path, tm
     said = shell.error("run", "recipe.yaml", "--direct", "--no-rehearse", code=2)
     assert "format.chat_template: no special token ends the answers" in said and "{{ eos_token }}" in said
     assert "split train row 1, its answer ends in" in said and "train   " not in said
+    assert """name the token that it writes, such as 'tokenize.new_tokens=["<|im_end|>"]';""" in said
     assert shell("get", "recipe.yaml", "consolidate", str(tmp_path / "model")).returncode != 0

@@ -36,8 +36,10 @@ def test_a_run_raises_the_error_of_its_stage(folder: Path, inline_calls: None) -
     rows = folder / "rows/train.jsonl"
     rows.write_text(rows.read_text().replace('"text": "train 3 is bad"', '"text": null'))
     mine = tr.recipe("mine.yaml").set(tracking__enabled=False)
-    with pytest.raises(DataError, match="row 4"):
+    with pytest.raises(DataError, match="row 4") as caught:
         mine.run(until="load_data")
+    # what a notebook prints: the user's line and the call, not the runner's ten frames
+    assert [entry.name for entry in caught.traceback][1:] == ["run"]
 
 
 def test_settings_and_the_recipe_in_a_notebook_hide_secrets(folder: Path) -> None:

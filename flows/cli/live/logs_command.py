@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from trnflow.flows.cli.arguments import add_command, add_run
 from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
+from trnflow.flows.cli.past_store import past_store
 from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import run_folder
 from trnflow.tasks.events.following import LOOK_SECONDS, Follower
 from trnflow.tasks.events.log_copy import COPY_SECONDS
-from trnflow.tasks.store import made_store
 from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.redaction import scrub
 from trnflow.tasks.system.terminal import one_line, printable
@@ -39,7 +39,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def logs(options: Namespace) -> int:
     """Print the logs of a run, oldest first; with --follow until the run ends. Of a run of another machine they are the
     store's copy. Raises ConfigError, StoreError."""
-    store = made_store(options.store)
+    store = past_store(options.store, options.run)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
     run = find_run(store, model_name(options.run), {*running, *_logged(store.home), *store.backend.folders("logs")})
     follower = Follower(store, run)

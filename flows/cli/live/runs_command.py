@@ -11,6 +11,7 @@ from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.history_commands import RunSummary, run_summary
 from trnflow.flows.cli.live.status_command import RunningStage, counted, running
 from trnflow.flows.cli.output import emit, say
+from trnflow.flows.cli.past_store import past_store
 from trnflow.flows.display import report
 from trnflow.flows.jobs.listing import jobs_by_run
 from trnflow.flows.runner.mlflow_log import ON_RECORD
@@ -19,7 +20,7 @@ from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.events import RunState, fold, is_killed, log_file, logged_runs, read_log
 from trnflow.tasks.events.log_copy import CopiedLogs
 from trnflow.tasks.events.retention import PREVIEW, written_runs
-from trnflow.tasks.store import Store, made_store
+from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.system.redaction import scrub
 
@@ -32,7 +33,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def runs(options: Namespace) -> int:
     """Print a line for each run: those in progress, then the past ones, each newest first."""
-    store = made_store(options.store)
+    store = past_store(options.store)
     found = list_runs(store)
     emit(options, {"runs": found}, *report.aligned([HEAD, *map(_row, found)]))
     return 0

@@ -10,6 +10,7 @@ from typing import Any
 
 from trnflow.flows.cli.arguments import RUN_NAMES, add_command
 from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.past_store import past_store
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress, clock_face
 from trnflow.flows.recipes.names import model_name
@@ -21,7 +22,7 @@ from trnflow.tasks.events.following import Follower
 from trnflow.tasks.events.log_copy import CopiedLogs
 from trnflow.tasks.events.retention import PREVIEW, written_runs
 from trnflow.tasks.events.state import present
-from trnflow.tasks.store import Store, made_store
+from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, live_leases
 from trnflow.tasks.store.model_names import find_run
 
@@ -37,7 +38,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def status(options: Namespace) -> int:
     """Print a line for each stage that runs now; with --follow the progress of a run, by default the newest in progress, until
     it ends, and then 0 if it completed, else 1. Raises ConfigError."""
-    store = made_store(options.store)
+    store = past_store(options.store, options.run)
     stages = running(store)
     live = [one["run"] for one in stages if not one["run"].endswith(PREVIEW)]
     if options.run:

@@ -21,6 +21,7 @@ from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import FIELDS
+from trnflow.tasks.store.location import store_option
 from trnflow.tasks.system.clock import now
 
 HIDDEN = {"schema", "recipe", "stands", "imported", "records", "shaping", "scores", "evaluation", "task"}
@@ -45,7 +46,10 @@ def history(options: Namespace) -> int:
     lines = [f"note: {note}" for note in notes]
     if firings and not options.json:
         lines += report.aligned([HEAD, *map(_row, firings)])
-    pages = "`trnflow report RUN` writes the page of a run, `trnflow logs RUN` prints what a killed one did"
+    there = store_option(store.root, store.home)
+    pages = (
+        f"`trnflow report RUN{there}` writes the page of a run, `trnflow logs RUN{there}` prints what a killed one did"
+    )
     lines += [pages] if firings else [f"nothing happened to models of {name} in this store yet"]
     listed = [{field: value for field, value in firing.items() if field != "title"} for firing in firings]
     document = {"store": store.root, "recipe": name, "history": listed, "notes": notes}

@@ -15,12 +15,14 @@ from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
+from trnflow.tasks.store.location import store_option
 
 if TYPE_CHECKING:
     from trnflow.flows.retraining.change import RetrainReason
     from trnflow.flows.retraining.checks import Checked
     from trnflow.flows.retraining.outcome import Retrained
     from trnflow.flows.runner.graph import Graph
+    from trnflow.tasks.store import Store
 
 
 def add_commands(sub: Any, online: ArgumentParser) -> None:
@@ -49,7 +51,7 @@ def retrain(options: Namespace) -> int:
         done, prefect_lost = _retrained(options, context, change)
     else:
         done, prefect_lost = unchanged(change, store), False
-    _print(options, done)
+    _print(options, done, store)
     if prefect_lost:
         exit_at_once(done.exit_code)
     return done.exit_code
@@ -99,22 +101,22 @@ def _directly(options: Namespace, context: RunContext, change: RetrainReason, pr
     return retrain_recipe(context, log, train, wait=options.wait, change=change)
 
 
-def _print(options: Namespace, done: Retrained) -> None:
+def _print(options: Namespace, done: Retrained, store: Store) -> None:
     if done.error is not None:
         complete(done.error, options)
     if options.json:
         emit_json(done.to_json())
     elif done.error is None:
-        tell(*_lines(done, options.recipe))
+        tell(*_lines(done, options.recipe, store_option(store.root, store.home)))
     if done.error is not None:
         print_error(done.error, options)
 
 
-def _lines(done: Retrained, recipe: str) -> list[str]:
-    """What is printed of a retraining that did not fail. recipe: as the user named it."""
+def _lines(done: Retrained, recipe: str, there: str) -> list[str]:
+    """What is printed of a retraining that did not fail. recipe: as the user named it; there: the option that names its store."""
     lines = [f"{done.recipe} {done.outcome}: {done.why}"]
     lines += [f"note: {note}" for note in done.notes]
-    lines += [f"`trnflow report {done.run}` writes the page of this run"] if done.run else []
+    lines += [f"`trnflow report {done.run}{there}` writes the page of this run"] if done.run else []
     if done.champion is None:
         return lines
     name = champion_name(recipe)

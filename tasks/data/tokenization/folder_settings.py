@@ -91,8 +91,8 @@ def replaced(folder: Path, settings: Meta) -> Iterator[str]:
         own = config.get(name)
         # a recipe that reads less of a text than the model could is no surprise
         if own not in (None, value) and not (name == "model_max_length" and own > value):
-            yield f"{name} {_shown(own)} by {_shown(value)}"
-    yield from (f"{name} of {TOKENIZER_JSON} by none" for name in BUILT_IN if document.get(name))
+            yield f"{name} {_shown(own)} -> {_shown(value)}"
+    yield from (f"{name} of {TOKENIZER_JSON} -> none" for name in BUILT_IN if document.get(name))
 
 
 def _shown(value: Any) -> str:

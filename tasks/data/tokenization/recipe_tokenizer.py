@@ -59,7 +59,7 @@ def make_tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Sourc
     adds = loaded.added_roles()
     settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
     if folder and (found := [*replaced(folder, settings)]):
-        out.info(f"of the tokenizer's folder is replaced, so that programs read as training does: {', '.join(found)}")
+        out.info(f"the tokenizer is saved with the settings of this training: {', '.join(found)}")
     save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
 

@@ -108,7 +108,7 @@ def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: 
     if same:
         return (
             f"{facts.count:,} rows of {facts.split} do not show that the model is better than {_figures(same)}: "
-            f"{advice}, or more rows to evaluate on (data.split)"
+            f"more rows to evaluate on (data.split) may show it; {advice}"
         )
     majority = facts.report.get("majority")
     value = facts.report["metrics"].get(accuracy.name)

@@ -70,8 +70,8 @@ def advice(facts: Facts) -> str:
     has_learnt = bool(losses) and _near(shares, losses, 1.0) <= LEARNT * _near(shares, losses, 0.0)
     if has_learnt and still_falling(facts) is None:
         return (
-            "its loss no longer falls: more rows of train or another model (model.source) may help, `trnflow sweep --within 30m` "
-            "tries other rates"
+            "its loss no longer falls: more rows of train or another model (model.source) may help; "
+            "`trnflow sweep RECIPE --within 30m` tries other rates"
         )
     epochs = facts.training.get("settings", {}).get("epochs")
     is_short = facts.kind.per_row and _last_step(facts) < UPDATES and (epochs is None or epochs < PASSES)

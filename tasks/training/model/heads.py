@@ -79,7 +79,7 @@ def too_coarse(kind: Kind, train: Split, dtype: str) -> Iterator[str]:
     step = torch.finfo(getattr(torch, dtype)).eps * abs(means[at])
     if 2 * step > spread[at]:
         yield (
-            f"train's numbers lie around {means[at]:.6g} and differ by some {spread[at]:.3g}, and train.dtype={dtype} has steps of "
+            f"train's numbers lie around {means[at]:.6g} and differ by some {spread[at]:.3g}; train.dtype={dtype} has steps of "
             f"up to {step:.2g} there: predict the difference from {means[at]:.6g}, or set train.dtype=float32"
         )
 

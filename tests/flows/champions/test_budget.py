@@ -148,5 +148,5 @@ def test_what_frozen_rows_promise_is_the_smallest_gain_of_a_first_and_of_a_last_
     config = PromoteConfig(looks_per_year=12)
     gains = [smallest_gain(rows, config.share(look), config.margin) for look in (1, 12)]
     assert found.is_few == few == ("then `trnflow freeze" in found.text)
-    assert [f"gains {100 * gain:.1f} " in found.text for gain in gains if gain] == [True] * sum(map(bool, gains))
-    assert ("of its last ones" in found.text) == all(gains)
+    assert [f" {100 * gain:.1f} points " in found.text for gain in gains if gain] == [True] * sum(map(bool, gains))
+    assert ("better at the last" in found.text) == all(gains)

@@ -19,6 +19,7 @@ from tests.helpers.command_line import InProcessShell, Shell, opened
 from tests.helpers.serving import address_of, serving
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
+from trnflow.flows.cli.health_command import _space
 from trnflow.flows.retraining.firings import note_firing
 from trnflow.tasks.events import log_file, unsent_file
 from trnflow.tasks.store import Store
@@ -165,6 +166,13 @@ def test_a_store_that_no_run_has_made_yet_is_none(tmp_path: Path) -> None:
     assert "no decision about a model yet" in said and "unknown in use, unknown free" in said
     note_firing(tmp_path / ".trnflow", "tiny", "failed", "the store is gone")
     assert any("no store at" in problem for problem in health(shell, code=1, **place)["problems"])
+
+
+def test_the_space_of_a_store_named_by_a_url_of_a_folder_is_looked_at(tmp_path: Path) -> None:
+    (tmp_path / "blob").write_bytes(b"12345")
+    problems: list[str] = []
+    found = [_space(tmp_path / "home", root, problems) for root in (f"file://{tmp_path}", "s3://bucket/store")]
+    assert [(each["bytes"], each["free"] is None) for each in found] == [(5, False), (None, True)]
 
 
 class Runs(BaseHTTPRequestHandler):

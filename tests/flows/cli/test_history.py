@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def test_lineage_goes_up_to_the_data_and_down_to_the_chunks(past: Shell) -> None
     ] * 2
     said = past("lineage", made["load_data"]).stdout
     assert "made by load_data" in said
+    assert f"first in run {first} of mine: data " in said and ", code " in said
     assert "pack_chunks" in said
 
 
@@ -151,6 +153,28 @@ def test_the_page_of_a_run_tells_its_stages_data_lineage_and_what_changed(own_pa
         f"{run}.html" for run in (newest, shorter, first)
     )
     own_past.error("report", "2019", code=2)
+
+
+def test_a_recipe_names_its_newest_run(own_past: Shell) -> None:
+    newest = own_past.json("runs")["runs"][0]["run"]
+    assert own_past.json("report", "mine.yaml")["run"] == newest
+    assert own_past.json("diff", "last~2", "mine.yaml")["after"]["run"] == newest
+    (own_past.folder / "new.yaml").write_text("extends: demo\n")
+    assert "this store has no run of new.yaml" in own_past.error("report", "new.yaml", code=2)
+
+
+def test_the_store_of_a_recipe_is_found_by_its_name_or_named_by_the_error(own_past: Shell) -> None:
+    """As `store.root` of a recipe does: the home has no store, and the store is elsewhere."""
+    shell = own_past
+    packed = artifacts(shell, shell.json("runs")["runs"][0]["run"])["pack_chunks"]
+    shutil.move(shell.folder / ".trnflow/store", shell.folder / "bucket")
+    recipe = shell.folder / "mine.yaml"
+    recipe.write_text(f"{recipe.read_text()}store: {{root: bucket}}\n")
+    shell.json("run", "mine.yaml", "--until", "load_data")
+    assert shell.json("report", "mine.yaml")["run"]
+    for command in ("runs", "logs", "lineage"):
+        said = shell.error(command, *([packed] if command == "lineage" else []), code=2)
+        assert f"add --store {shell.folder / 'bucket'}, or set TRNFLOW_STORE" in said
 
 
 def test_a_machine_without_a_browser_is_told(own_past: Shell) -> None:

@@ -154,6 +154,7 @@ def test_a_name_that_can_be_no_file_is_no_recipe(name: str) -> None:
         ("data.labels=[no, yes]", "data.labels.0 can't be false: it takes text", "or quote the value"),
         ("data.mix={a: 5}", "data.mix.a can't be 5: it takes settings below it (source, name", ""),
         ("train=5", "train can't be 5: it takes settings below it (method, lora", ""),
+        ("model=org/base", "model can't be 'org/base': it takes settings below it (source", "did you mean model.source?"),
         ("launch.environment={KEY: [hidden]}", "launch.environment.KEY can't be its value: it takes text", ""),
         ("train.lora={rank: 4}", "train: lora is set, and method is full", "set train.method=lora, or train.lora=null"),
         ("train.global_batch=97", "must be a multiple of", "change train.global_batch or train.micro_batch"),

@@ -91,10 +91,10 @@ def test_the_first_model_is_promoted_and_its_test_rows_were_frozen_before(tiny: 
     assert {name: newest[name] for name in told} == {name: first[name] for name in told}
     (note,) = (note for note in first["notes"] if "frozen rows" in note)
     assert note.startswith(
-        "on 160 frozen rows a challenger that gains 9.0 points of accuracy wins 80% of a year's first looks"
+        "on 160 frozen rows only a model 9.0 points of accuracy better is promoted (80% of the time at the first of "
     )
     assert note.endswith(
-        "for 5 points at a first look have 400: add rows to the test split, then `trnflow freeze tiny`"
+        "with 400 frozen rows 5 points are enough: add rows to the test split, then `trnflow freeze tiny`"
     )
     assert judged(tiny) == newest
     assert newest["data"] == newest["stands"]["settled"] is not None

@@ -72,7 +72,7 @@ def test_looks_a_year_are_the_schedules_dates(tmp_path: Path, memo: Memo, schedu
 def test_what_is_no_schedule_counts_as_none(tmp_path: Path, memo: Memo, schedules: str) -> None:
     recipe = deployed(tmp_path, schedules)
     assert firings_per_year(recipe, memo) is None and looks_of(recipe, memo)[0].looks_per_year == 365
-    assert "365 looks a year by the default" in promise(recipe, 2000, memo).text
+    assert "365 comparisons a year by the default" in promise(recipe, 2000, memo).text
 
 
 @pytest.mark.parametrize("text", ["", "deployments", "deployments: [3]", "deployments: {a: 1}", "{", "\0"])
@@ -122,8 +122,8 @@ def test_the_setting_decides_before_the_schedule(tmp_path: Path, memo: Memo) -> 
     deployed(tmp_path, NIGHTLY)
     given = load(str(tmp_path / "tickets.yaml"), ["promote.looks_per_year=52"])
     assert looks_of(given, memo) == (given.promote, "promote.looks_per_year")
-    assert "52 looks a year by promote.looks_per_year" in promise(given, 2000, memo).text
-    nightly = f"365 looks a year by the schedule in {tmp_path}"
+    assert "52 comparisons a year by promote.looks_per_year" in promise(given, 2000, memo).text
+    nightly = f"365 comparisons a year by the schedule in {tmp_path}"
     assert nightly in promise(load(str(tmp_path / "tickets.yaml")), 2000, memo).text
 
 
