@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import lzma
 import random
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -109,6 +111,18 @@ def test_packed_files_have_the_same_setting(bench, tmp_path):
         assert "raise data.max_growth" in failure(bench, DataError, source=str(tmp_path / name), text="text")
         rows = bench.rows(source=str(tmp_path / name), text="text", max_growth=2000, limit=2)
         assert rows.meta["splits"] == {"train": 2}
+
+
+def test_an_xz_file_that_wants_gigabytes_to_be_unpacked_is_refused(bench, tmp_path):
+    packed = bytearray(lzma.compress(b"text\na\n"))
+    header = slice(12, 12 + (packed[12] + 1) * 4)  # of the first block
+    block = packed[header]
+    block[block.index(b"\x21\x01") + 2] = 40  # keep 4 GiB of what was unpacked
+    packed[header] = block[:-4] + struct.pack("<I", zlib.crc32(block[:-4]))
+    for name, content in (("a.csv.xz", packed), ("second.csv.xz", lzma.compress(b"text\na\n") + packed)):
+        (tmp_path / name).write_bytes(content)
+        told = failure(bench, DataError, source=str(tmp_path / name), text="text")
+        assert f"{name} can't be read: Memory usage limit exceeded" in told
 
 
 @pytest.mark.usefixtures("small")
