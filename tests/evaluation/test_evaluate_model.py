@@ -19,7 +19,7 @@ from tests.helpers.kept_inputs import run_whole
 from tests.helpers.small_models import Rows
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
-from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.errors import ConfigError, DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.evaluation.forward import token_losses
@@ -445,3 +445,13 @@ def test_a_gpu_that_is_not_there(tmp_path: Path) -> None:
 def test_latencies_are_the_median_and_the_95th_percentile_in_milliseconds() -> None:
     seconds = [number / 1000 for number in range(101)]
     assert _latency("export_", seconds[::-1]) == {"export_latency_p50_ms": 50.0, "export_latency_p95_ms": 95.0}
+
+
+def test_code_in_a_model_s_folder_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
+    """transformers asked on the terminal, and ran it if a row of standard input began with y."""
+    code = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('the code ran')")
+    monkeypatch.setattr("builtins.input", lambda text: "y")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load_model(tmp_path, "causal_lm")
