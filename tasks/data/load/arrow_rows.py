@@ -53,8 +53,8 @@ def _all(stream: pa.RecordBatchStreamReader, count: int | None, name: str) -> It
 
 
 def _whole(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
-    """Yield batches whose offsets and indices were checked: others would read the process's memory, or end it. Raises
-    DataError."""
+    """Yield batches whose offsets and indices are inside their buffers. Raises DataError."""
+    # others would read the process's memory, or end it
     before = 0
     for batch in batches:
         for column, values in zip(batch.schema.names, batch.columns, strict=True):

@@ -67,10 +67,7 @@ def _page(file: IO[bytes], at: int) -> tuple[Page, int]:
 
 
 def _value(kind: int, data: bytes, at: int) -> tuple[Any, int]:
-    """Return (a value of Thrift's compact protocol, where it ends): an int, of a struct {field's number: value}, else None.
-
-    Raises IndexError for data that end before, ValueError for what is no value.
-    """
+    """Return (a value of Thrift's compact protocol, its end). Raises IndexError where data end before, ValueError."""
     if kind in (1, 2):  # true and false, which stand in the field's head
         return None, at
     if kind == 3:

@@ -73,8 +73,8 @@ def _long_columns(meta: pq.FileMetaData) -> frozenset[str]:
 
 
 def _check_pages(path: Path, name: str, meta: pq.FileMetaData, columns: set[str]) -> int:
-    """Return the bytes of the largest page of columns. Raises DataError if they would grow too much once they are decoded, by
-    the footer or by the pages' headers: a list of a billion equal numbers may be one run."""
+    """Return the bytes of the largest page of columns. Raises DataError if they would grow too much."""
+    # a list of a billion equal numbers may be one run, and the footer may say less than the pages
     packed, decoded, largest = path.stat().st_size, 0, 1
     with path.open("rb") as file:
         for chunk in _chunks(meta):
