@@ -30,8 +30,10 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
 
     kind = kind_of(task)
     try:
-        model = getattr(auto, kind.auto_class).from_pretrained(folder, local_files_only=True, dtype="auto")
-    except (OSError, ValueError, KeyError) as error:
+        loads = getattr(auto, kind.auto_class).from_pretrained
+        # unless told, transformers asks on the terminal whether it may run the folder's code
+        model = loads(folder, local_files_only=True, trust_remote_code=False, dtype="auto")
+    except Exception as error:  # a folder from elsewhere: any field of config.json may end in an error of its own
         raise ModelError(
             f"the consolidated model can't be loaded for {task}: {error}",
             "run consolidate again; a model type that transformers does not know can't be evaluated or exported",

@@ -36,6 +36,9 @@ FILES = {
 }
 """{file of a model's folder: its most bytes}"""
 
+ADAPTER = "adapter_config.json"
+"""peft's, which names the base model that the adapter's weights are for."""
+
 DEPTHS = (
     "num_hidden_layers",
     "n_layer",
@@ -150,6 +153,8 @@ def check_parsed(repo: str, name: str, size: int | None) -> None:
 def check_folder(folder: Path) -> None:
     """Raise ModelError as `check_files`, and if config.json has sizes that no model can have, or the weights do not hold."""
     check_files(folder)
+    if (folder / ADAPTER).exists():
+        raise ModelError(f"{folder} holds {ADAPTER}, by which another model would be loaded", "merge it with its base")
     file = folder / "config.json"
     fields = read_json(file) if file.is_file() else {}
     check_sizes(fields, str(file))

@@ -16,6 +16,7 @@ from trnflow.tasks.errors import ConfigError, ModelError
 from trnflow.tasks.sources.hub_client import expect_files
 from trnflow.tasks.sources.hub_errors import described, files_due, hub_errors
 from trnflow.tasks.sources.model_sizes import (
+    ADAPTER,
     CONFIG,
     FILES,
     check_files,
@@ -36,8 +37,6 @@ TOKENIZER_FILES = (
 )  # fmt: skip
 WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
-ADAPTER = "adapter_config.json"
-"""peft's, which names the base model that the adapter's weights are for."""
 UNUSED = "unused"
 """In a Source's location: files may hold tensors that the model does not use (`model.allow_unused_weights`)."""
 WEIGHT_PATTERNS = ("*.safetensors", "*.safetensors.index.json")

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from typing import Any
 
-_MARK = re.compile(r'"\\u0000(\d+)\\u0000"')
+# a text of the data can't have it
+_UNGUESSED = secrets.token_hex(8)
+_MARK = re.compile(rf'"{_UNGUESSED} (\d+)"')
 
 
 class WrittenNumber(float):
@@ -57,7 +60,7 @@ def _marked(value: Any, texts: list[str]) -> Any:
     """Return a copy with a mark for each WrittenNumber, whose texts are appended to `texts`."""
     if isinstance(value, WrittenNumber):
         texts.append(value.text)
-        return f"\0{len(texts) - 1}\0"
+        return f"{_UNGUESSED} {len(texts) - 1}"
     if isinstance(value, dict):
         return {name: _marked(entry, texts) for name, entry in value.items()}
     if isinstance(value, list | tuple):

@@ -21,7 +21,7 @@ from tests.helpers.small_models import Rows
 from tests.training.toys import packed_classes
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
-from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
+from trnflow.tasks.errors import ConfigError, DataError, MissingDependency, ModelError
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.evaluation.forward import single_row_seconds, token_losses
@@ -472,3 +472,13 @@ def test_single_rows_are_timed_evenly_and_the_first_pass_is_not_counted(
     split = Split(packed_classes(tmp_path / "packed", rows=rows, lengths=[8]), "train")
     assert len(single_row_seconds(Model(), split)) == timed
     assert read == [1] * (timed + 1)
+
+
+def test_code_in_a_model_s_folder_is_neither_run_nor_asked_for(tmp_path, monkeypatch):
+    """transformers asked on the terminal, and ran it if a row of standard input began with y."""
+    code = {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "evil", "auto_map": code}))
+    (tmp_path / "evil.py").write_text("raise SystemExit('the code ran')")
+    monkeypatch.setattr("builtins.input", lambda text: "y")
+    with pytest.raises(ModelError, match="trust_remote_code"):
+        load_model(tmp_path, "causal_lm")

@@ -352,3 +352,10 @@ def test_a_large_chat_template_is_not_parsed(tmp_path: Path) -> None:
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelError, match=r"tokenizer_config\.json: chat_template has more than 1 MiB"):
         chat_templates(tmp_path)
+
+
+def test_an_adapter_that_would_load_another_model_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+    with pytest.raises(ModelError, match="by which another model would be loaded"):
+        check_folder(tmp_path)

@@ -95,6 +95,15 @@ def test_no_honest_zip_of_data(bench, tmp_path, members, told):
     assert not (tmp_path.parent / "train.csv").exists()
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_a_method_that_unpacks_without_bound_is_refused(bench, tmp_path, method):
+    """A zip of 3 kB, whose list said 100 bytes, took all memory."""
+    with zipfile.ZipFile(tmp_path / "set.zip", "w", method) as archive:
+        archive.writestr("train.csv", CSV)
+    told = failure(bench, DataError, source=str(tmp_path / "set.zip"), text="text")
+    assert "set.zip is packed by another method than Deflate" in told
+
+
 def test_a_link_in_a_zip_is_no_data(bench, tmp_path):
     with zipfile.ZipFile(tmp_path / "set.zip", "w") as archive:
         archive.writestr("train.csv", CSV)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,7 +36,8 @@ def open_arrow(path: Path, name: str) -> tuple[pa.Schema, Callable[[list[str]], 
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         with file_errors(name), pa.memory_map(str(path)) as mapped:
             mapped.seek(first)
-            yield from in_batches(batch.select(columns) for batch in _all(pa.ipc.open_stream(mapped), count, name))
+            stream = _all(pa.ipc.open_stream(mapped), count, name)
+            yield from in_batches(_whole((batch.select(columns) for batch in stream), name))
 
     return schema, batches
 
@@ -49,6 +50,33 @@ def _all(stream: pa.RecordBatchStreamReader, count: int | None, name: str) -> It
         yield batch
     if count not in (None, read):
         raise DataError(f"{name} holds {read:,} batches, and its end says {count:,}", "write the file anew")
+
+
+def _whole(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[pa.RecordBatch]:
+    """Yield batches whose offsets and indices are inside their buffers. Raises DataError."""
+    # others would read the process's memory, or end it
+    before = 0
+    for batch in batches:
+        for column, values in zip(batch.schema.names, batch.columns, strict=True):
+            try:
+                values.validate(full=True)
+            except pa.ArrowInvalid as error:
+                raise broken(values, column, name, before) from error
+        yield batch
+        before += batch.num_rows
+
+
+def broken(values: pa.Array, name: str, where: str, before: int) -> DataError:
+    """Return the error for a column with bytes that are not UTF-8, or offsets that lead nowhere, with the first such row."""
+    for number in range(len(values)):
+        try:
+            values.slice(number, 1).validate(full=True)
+        except pa.ArrowInvalid as error:
+            why = " ".join(str(error).split())
+            return DataError(
+                f"{where} row {before + number + 1}: {name} is broken: {why}", "write the file anew as UTF-8"
+            )
+    return DataError(f"{where}: the column {name} is broken after row {before}", "write the file anew")
 
 
 def _declared(path: Path, first: int) -> int:

@@ -30,7 +30,7 @@ def class_names(schema: pa.Schema) -> dict[str, list[str]]:
 def _features(schema: pa.Schema) -> Meta:
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b""))["info"]["features"]
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, RecursionError):
         return {}
     return features if isinstance(features, dict) else {}
 
@@ -44,7 +44,7 @@ def _element(feature: Any) -> Any:
 
 def _names(feature: Any) -> list[str]:
     declared = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-    return [str(name) for name in declared or ()]
+    return [str(name) for name in declared] if isinstance(declared, list) else []
 
 
 def _holds_integers(kind: pa.DataType) -> bool:

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from trnflow.tasks.data.load.arrow_rows import broken
 from trnflow.tasks.data.load.asides import batches_with, with_asides
 from trnflow.tasks.data.load.class_names import class_texts, declared_classes
 from trnflow.tasks.data.load.column_types import (
@@ -362,18 +363,5 @@ def _typed(values: pa.Array, kind: pa.DataType, name: str, where: str, before: i
     try:
         values.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise _broken(values, name, where, before) from error
+        raise broken(values, name, where, before) from error
     return to_type(values, kind, name, where, before)
-
-
-def _broken(values: pa.Array, name: str, where: str, before: int) -> DataError:
-    """Return the error for bytes that are not UTF-8, with the first such row."""
-    for number in range(len(values)):
-        try:
-            values.slice(number, 1).validate(full=True)
-        except pa.ArrowInvalid as error:
-            why = " ".join(str(error).split())
-            return DataError(
-                f"{where} row {before + number + 1}: {name} is broken: {why}", "write the file anew as UTF-8"
-            )
-    return DataError(f"{where}: the column {name} is broken after row {before}", "write the file anew")

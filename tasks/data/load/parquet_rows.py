@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from trnflow.tasks.data.load.parquet_pages import PADDING, pages
 from trnflow.tasks.data.load.row_sizes import ENTRY, in_batches
 from trnflow.tasks.data.load.streams import BUFFER, file_errors
 from trnflow.tasks.errors import DataError
@@ -22,6 +23,8 @@ READ = 32
 """Rows that are decoded at a time: 0.15 s more for 100,000 reviews than 4,096, and 640 MB at most instead of 80 GB."""
 READ_DICTIONARIES = 256
 """As READ, of a table with columns that stay dictionaries: each piece has a copy of those."""
+LARGEST = 1 << 29
+"""Bytes that the values decoded at a time may have, if none is larger."""
 _WIDTHS = {"INT64": 8, "DOUBLE": 8, "INT96": 12}
 
 
@@ -35,11 +38,12 @@ def open_parquet(
     def batches(columns: list[str]) -> Iterator[pa.RecordBatch]:
         # buffer_size: without it whole columns of a row group, perhaps a million rows, are in memory
         with file_errors(name), pq.ParquetFile(path, buffer_size=BUFFER, pre_buffer=False) as file:
-            check_growth(
-                name, path.stat().st_size, _declared(file.metadata, {*columns}), "name fewer columns (data.columns)"
-            )
+            largest = _check_pages(path, name, file.metadata, {*columns})
             kinds = [file.schema_arrow.field(column).type for column in columns]
-            size = READ_DICTIONARIES if any(map(pa.types.is_dictionary, kinds)) else READ
+            # a value may be as large as a page, and stand in each row
+            size = max(
+                min(READ_DICTIONARIES if any(map(pa.types.is_dictionary, kinds)) else READ, LARGEST // largest), 1
+            )
             yield from in_batches(file.iter_batches(size, columns=columns, use_threads=False))
 
     with pq.ParquetFile(path) as file:
@@ -68,11 +72,29 @@ def _long_columns(meta: pq.FileMetaData) -> frozenset[str]:
     return frozenset(name for name, size in bytes_of.items() if size > LONG * meta.num_rows)
 
 
-def _declared(meta: pq.FileMetaData, columns: set[str]) -> int:
-    """Return the least bytes of columns once decoded, by the footer: a list of a billion equal numbers may be one run."""
-    chunks = [column for column in _chunks(meta) if _is_of(column.path_in_schema, columns)]
-    sizes = (max(c.total_uncompressed_size, c.num_values * _WIDTHS.get(c.physical_type, ENTRY)) for c in chunks)
-    return sum(sizes)
+def _check_pages(path: Path, name: str, meta: pq.FileMetaData, columns: set[str]) -> int:
+    """Return the bytes of the largest page of columns. Raises DataError if they would grow too much."""
+    # a list of a billion equal numbers may be one run, and the footer may say less than the pages
+    packed, decoded, largest = path.stat().st_size, 0, 1
+    with path.open("rb") as file:
+        for chunk in _chunks(meta):
+            if _is_of(chunk.path_in_schema, columns):
+                width, padding = (
+                    _WIDTHS.get(chunk.physical_type, ENTRY),
+                    PADDING if "parquet-mr" in (meta.created_by or "") else 0,
+                )
+                said, unpacked, values = max(chunk.total_uncompressed_size, chunk.num_values * width, 0), 0, 0
+                check_growth(name, packed, decoded + said, "name fewer columns (data.columns)")
+                for page in pages(file, chunk, name, padding):
+                    unpacked, values, largest = (
+                        unpacked + page.unpacked,
+                        values + page.values,
+                        max(largest, page.unpacked),
+                    )
+                    grown = decoded + max(said, unpacked, values * width)
+                    check_growth(name, packed, grown, "name fewer columns (data.columns)")
+                decoded += max(said, unpacked, values * width)
+    return largest
 
 
 def _is_of(path: str, columns: set[str]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import lzma
+from _compression import DecompressReader
 from collections.abc import Iterable, Iterator
 from contextvars import ContextVar
 from functools import partial
@@ -20,6 +21,8 @@ from trnflow.tasks.sources.data_files import check_growth
 Row = TypeVar("Row")
 BUFFER = 1 << 20
 MB = 1_000_000
+WINDOW = 1 << 28
+"""Most bytes that xz may keep of what it unpacked: `xz -9` keeps 64 MiB, a file's header may say 4 GiB."""
 MOST_COLUMNS = 100_000
 """Columns of a file: one with more is no table, but has a row's values or an object's entries in the place of columns."""
 MOST_CELLS = 1 << 22
@@ -35,9 +38,10 @@ class _Unpacked(io.RawIOBase):
     def __init__(self, path: Path, compression: str, name: str) -> None:
         self._name, self._unpacked = name, 0
         self._packed = pa.OSFile(str(path))
-        unpack: Any = (
-            lzma.LZMAFile if compression == "xz" else partial(pa.CompressedInputStream, compression=compression)
-        )
+        unpack: Any = partial(pa.CompressedInputStream, compression=compression)
+        if compression == "xz":
+            # as `lzma.LZMAFile`, which has no limit
+            unpack = partial(DecompressReader, decomp_factory=lzma.LZMADecompressor, memlimit=WINDOW)
         self._stream = unpack(self._packed)
 
     def readable(self) -> bool:

@@ -16,6 +16,7 @@ from tests.data.load.rows import failure
 from tests.data.load.rows import write as write_plain
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import new_bench, table
+from trnflow.tasks.data.load.class_names import declared_classes
 from trnflow.tasks.errors import ConfigError, DataError
 
 ROWS = 24
@@ -197,3 +198,9 @@ def test_new_shows_names_and_leaves_a_split_without_labels_out(tmp_path: Path) -
     done = shell.json("new", "rows", "model.source=base", "data.label=label")
     assert done["settings"]["data"]["splits"] == {"train": "train"}
     assert "its labels are unknown" in (tmp_path / "rows.yaml").read_text()
+
+
+@pytest.mark.parametrize("names", ["[" * 50_000, "5", '{"a": 1}'])
+def test_names_that_are_no_list_are_none(names):
+    declared = '{"info": {"features": {"label": {"_type": "ClassLabel", "names": ' + names + "}}}}"
+    assert declared_classes(pa.schema({"label": pa.int64()}, {"huggingface": declared}), "label") is None

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import lzma
 import random
 import struct
 import zipfile
+import zlib
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -17,6 +20,7 @@ import pytest
 
 from tests.data.load.rows import PACKS, failure, write
 from tests.helpers.data_stages import Bench, table
+from trnflow.tasks.data.load import parquet_rows
 from trnflow.tasks.data.load.parquet_rows import FOOTER, open_parquet
 from trnflow.tasks.data.load.readers import open_file
 from trnflow.tasks.data.load.row_sizes import BATCH, batch_sizes, in_batches, row_sizes
@@ -111,6 +115,18 @@ def test_packed_files_have_the_same_setting(bench, tmp_path):
         assert rows.meta["splits"] == {"train": 2}
 
 
+def test_an_xz_file_that_wants_gigabytes_to_be_unpacked_is_refused(bench, tmp_path):
+    packed = bytearray(lzma.compress(b"text\na\n"))
+    header = slice(12, 12 + (packed[12] + 1) * 4)  # of the first block
+    block = packed[header]
+    block[block.index(b"\x21\x01") + 2] = 40  # keep 4 GiB of what was unpacked
+    packed[header] = block[:-4] + struct.pack("<I", zlib.crc32(block[:-4]))
+    for name, content in (("a.csv.xz", packed), ("second.csv.xz", lzma.compress(b"text\na\n") + packed)):
+        (tmp_path / name).write_bytes(content)
+        told = failure(bench, DataError, source=str(tmp_path / name), text="text")
+        assert f"{name} can't be read: Memory usage limit exceeded" in told
+
+
 @pytest.mark.usefixtures("small")
 def test_a_list_of_millions_of_equal_numbers_is_known_by_the_footer(bench, tmp_path):
     numbers = pa.ListArray.from_arrays([0, 2_000_000], pa.array([0] * 2_000_000, pa.int64()))
@@ -119,6 +135,59 @@ def test_a_list_of_millions_of_equal_numbers_is_known_by_the_footer(bench, tmp_p
     assert "a.parquet grows from " in failure(bench, DataError, source=str(tmp_path / "a.parquet"))
     with pytest.raises(DataError, match="to more than 16,0"):  # before a row is decoded
         next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["numbers"]))
+
+
+@pytest.mark.usefixtures("small")
+def test_a_footer_that_says_less_than_the_pages_is_not_believed(tmp_path):
+    """1 kB whose footer said ten values took gigabytes."""
+    numbers = pa.ListArray.from_arrays([0, 2_000_000], pa.array([0] * 2_000_000, pa.int64()))
+    pq.write_table(pa.table({"text": ["a"], "numbers": numbers}), tmp_path / "a.parquet")
+    content = (tmp_path / "a.parquet").read_bytes()
+    pages, footer = (
+        content[: -8 - int.from_bytes(content[-8:-4], "little")],
+        content[-8 - int.from_bytes(content[-8:-4], "little") :],
+    )
+    honest, lie = b"\x80\x92\xf4\x01", b"\x94\x80\x80\x00"  # 2,000,000 and 10, in as many bytes
+    assert honest in pages and honest in footer
+    (tmp_path / "a.parquet").write_bytes(pages + footer.replace(honest, lie))
+    assert pq.read_metadata(tmp_path / "a.parquet").row_group(0).column(1).num_values == 10
+    with pytest.raises(DataError, match="to more than 16,0"):
+        next(open_file(tmp_path / "a.parquet", "parquet", "a.parquet").batches(["numbers"]))
+
+
+def test_a_value_of_a_large_page_is_decoded_for_one_row_at_a_time(tmp_path, monkeypatch):
+    parquet(tmp_path / "a.parquet", dictionary=True)
+    sizes = []
+    monkeypatch.setattr(parquet_rows, "in_batches", lambda batches: sizes.extend(map(len, batches)) or iter(()))
+    for most in (1 << 29, 2 * len(TEXT)):
+        monkeypatch.setattr(parquet_rows, "LARGEST", most + 100)
+        assert not [*open_parquet(tmp_path / "a.parquet", "a.parquet")[1](["text"])]
+    assert sizes == [32] * 6 + [8] + [2] * 100
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "values"),
+    [
+        ([0, 3, 5, 6], [0, 3, 5, 5000], pa.array(["abc", "de", "f"])),
+        ([0, 3, 5, 6], [-100_000, 3, 5, 6], pa.array(["abc", "de", "f"])),
+        ([0, 2, 3, 4], [0, 2, 3, 10**9], pa.array([["a", "b"], ["c"], ["d"]])),
+        (
+            [1, 0, 2],
+            [-(10**6), 0, 2],
+            pa.DictionaryArray.from_arrays(pa.array([1, 0, 2], pa.int32()), pa.array([*"abc"])),
+        ),
+    ],
+    ids=["after", "before", "list", "dictionary"],
+)
+def test_offsets_that_lead_out_of_an_arrow_file_are_refused(tmp_path, old, new, values):
+    """They ended the process, or made rows of its memory."""
+    write_arrow(tmp_path / "a.arrow", {"text": values})
+    old, new = (np.array(numbers, "<i4").tobytes() for numbers in (old, new))
+    content = (tmp_path / "a.arrow").read_bytes()
+    assert old in content
+    (tmp_path / "a.arrow").write_bytes(content.replace(old, new))
+    with pytest.raises(DataError, match=r"a\.arrow row \d: text is broken"):
+        next(open_file(tmp_path / "a.arrow", "arrow", "a.arrow").batches(["text"]))
 
 
 @pytest.mark.usefixtures("small")

@@ -165,3 +165,11 @@ def test_what_is_read_is_written_again(numbers: list[str], indent: Any, sort: bo
     assert dumps(value, ensure_ascii=False) == text
     assert json.loads(dumps(value, indent=indent, sort_keys=sort)) == json.loads(text)
     assert [*map(float, value["b"])] == [*map(float, numbers)]
+
+
+@pytest.mark.parametrize("text", ["\0" + "0\0", "\0" + "7\0"])
+def test_no_text_of_the_data_stands_for_a_number(bench: Bench, text: str) -> None:
+    """The first was replaced by a number of its row, the second was an IndexError."""
+    entries = [text, loads("1.10")]
+    assert json.loads(dumps(entries)) == [text, 1.1]
+    assert "a holds a NUL byte" in failure(bench, DataError, source=write(bench, [dumps({"a": entries})]))
