@@ -164,9 +164,6 @@ def complete(
             f"no hub could be asked for the model of `{draft.base}`: the recipe has a tiny one from scratch",
             "with a pretrained model in a folder: `trnflow new` again, with model.source=FOLDER and another name=NAME",
         ]
-    if "target" not in given.get("export", {}):
-        draft.settings["export"] = {"target": "none"}
-        draft.why["export.target"] = "or stablehlo, onnx, gguf, for programs without PyTorch"
     merge(draft.settings, given, Recipe)
     draft.settings.pop("name", None)  # it is the file's
 
