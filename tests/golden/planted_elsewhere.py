@@ -1,5 +1,5 @@
-"""Faults to plant in jobs, platforms, limits of a command and translated configs, and one in each of the modules that a
-seed drew from all packages."""
+"""Faults to plant in jobs, platforms, limits of a command and translated configs, and one in each of the modules that
+seeds drew from all packages."""
 
 from __future__ import annotations
 
@@ -322,4 +322,28 @@ FAULTS = [
     Fault("proof: gmtime is of today", "tasks/data/proof.py",
           "    time.gmtime = lambda at=None: gmtime(time.time() if at is None else at)\n",
           "", "data/test_proof.py"),
+    Fault("sweep: its page shows a trial's secret", "flows/sweeps/page.py",
+          'scrub(trial["error"])', 'trial["error"]', "flows/sweeps/test_results.py"),
+    Fault("training: a refused update moves the averages", "tasks/training/native/averages.py",
+          "share = good.float() * (1.0 - self._decay * (t > 1))",
+          "share = 1.0 - good.float() * self._decay * (t > 1)", "training/native/test_refused_updates.py"),
+    Fault("schema: a choice may not be null", "flows/recipes/reference.py",
+          '{"enum": [*schema["enum"], None]}', '{"enum": schema["enum"]}', "flows/recipes/test_reference.py"),
+    Fault("verdicts: classes that train has are said to lack", "tasks/evaluation/verdicts/classes.py",
+          "for at in missed if not facts.taught[at]]",
+          "for at in missed if facts.taught[at]]", "evaluation/test_verdict_sentences.py"),
+    Fault("events: the end of a stage without seconds is skipped", "tasks/events/event_types.py",
+          '"seconds": (*_NUMBER, type(None)),', '"seconds": _NUMBER,', "events/test_state.py"),
+    Fault("evaluation: an underscore joins two words", "tasks/evaluation/generated_text.py",
+          'WORD = re.compile(r"[^\\W_]+")', 'WORD = re.compile(r"\\w+")', "evaluation/test_generated_text.py"),
+    Fault("plan: inputs of given stages are looked up", "flows/runner/graph.py",
+          " for node in self.nodes if node.name not in given for item",
+          " for node in self.nodes for item", "flows/runner/test_graph.py"),
+    Fault("unpaired preferences: an empty answer keeps its pair", "tasks/data/format/marked_answers.py",
+          "if not all(map(teaches, written)):",
+          "if not any(map(teaches, written)):", "data/format/test_marked_answers.py"),
+    Fault("own metrics: what only another process returns is kept quiet", "tasks/evaluation/own_metrics.py",
+          "for name in first.keys() | second.keys():", "for name in first:", "evaluation/test_own_values.py"),
+    Fault("authoring: a column without a name can't be named", "flows/authoring/choose.py",
+          " and column.name not in named for _", " for _", "flows/authoring/test_choose.py"),
 ]  # fmt: skip
