@@ -55,6 +55,7 @@ def test_json_is_asked_for_where_the_answer_is_json() -> None:
 def test_letters_of_all_scripts_count() -> None:
     assert rouge("ein Käse, größer", "Ein größer Käse").words == 1.0
     assert rouge("привет мир", "мир").sequence == pytest.approx(2 / 3)
+    assert rouge("call snake_case", "call snake case") == (1.0, 1.0, 1.0), "an underscore is no letter"
 
 
 def test_means_over_prompts() -> None:

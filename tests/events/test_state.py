@@ -9,6 +9,7 @@ import pytest
 
 from tests.helpers.stores import new_store
 from trnflow.tasks.events import following
+from trnflow.tasks.events.event_types import checked_event
 from trnflow.tasks.events.following import Follower
 from trnflow.tasks.events.retention import log_file
 from trnflow.tasks.events.state import RunState, StageState
@@ -71,3 +72,13 @@ def test_the_end_of_a_run_that_ends_between_two_looks_is_read(tmp_path: Path, mo
     follower = Follower(store, "r")
     assert follower.look() == [end] and not follower.is_over
     assert follower.look() == [] and follower.is_over and follower.outcome == "completed"
+
+
+def test_the_end_of_a_stage_counts_where_its_seconds_are_not_known() -> None:
+    ended: Any = {
+        "n": 3, "time": 5.0, "event": "stage_ended", "stage": "s", "action": "hit", "why": "", "key": "k", "artifact": "d",
+        "seconds": None, "metrics": {}, "figures": {}, "facts": {},
+    }  # fmt: skip
+    assert checked_event(ended) == ended
+    assert checked_event({**ended, "seconds": "long"}) is None
+    assert checked_event({name: value for name, value in ended.items() if name != "facts"}) is None

@@ -12,12 +12,13 @@ import pytest
 from trnflow.flows.recipes.files import RecipeTree
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import NOT_KEYED, Hook, StageConfig, hooks_in
-from trnflow.tasks.errors import CodeError, ConfigError
+from trnflow.tasks.errors import CodeError, ConfigError, DataError
 from trnflow.tasks.keys.allowed_files import permit_for
 from trnflow.tasks.keys.explain import difference
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import check_hook, code_source
 from trnflow.tasks.keys.key_document import key_document
+from trnflow.tasks.keys.own_functions import own_errors
 from trnflow.tasks.stage import Workdir, stage, stage_of
 
 FORMATS = """from functools import partial
@@ -224,3 +225,10 @@ except Exception as error:
     assert "CodeError format.make: mine_of_hooks.low is /elsewhere/low.py in this process, not " in done.stdout, (
         done.stderr
     )
+
+
+def test_a_function_that_ends_its_process_is_named() -> None:
+    code = Source("code", {}, {"files": {}, "functions": {"format.make": "mine:leaves"}, "search": []})
+    told = pytest.raises(DataError, match="mine:leaves: SystemExit 0 at train row 1")
+    with told, own_errors(code, "at train row 1", "correct it"):
+        sys.exit(0)

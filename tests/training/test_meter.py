@@ -88,3 +88,11 @@ def test_memory_is_what_was_touched() -> None:
     before = host_memory()
     held = np.ones(2**26, np.uint8)
     assert host_memory() >= held.nbytes and host_memory() >= before
+
+
+def test_time_elsewhere_is_left_out_of_the_whole_and_of_the_lap() -> None:
+    meters = Meters()
+    with meters.pause():
+        pass
+    meters.add_elsewhere(3.0)
+    assert meters.whole.elsewhere == meters.lap.elsewhere >= 3.0

@@ -306,3 +306,13 @@ def test_the_date_is_the_recipe_s(bench: Bench, tmp_path: Path) -> None:
         assert f"Today Date: {told}\n" in parts[0]["text"]
     with pytest.raises(ValueError, match="Invalid isoformat"):
         FormatConfig(date="tomorrow")
+
+
+@pytest.mark.parametrize(("readers", "through"), [("user assistant", True), ("user", False), ("assistant", False)])
+def test_a_template_goes_through_parts_only_if_it_does_for_questions_and_answers(readers: str, through: bool) -> None:
+    source = (
+        f"{{% for m in messages %}}{{% if m.role in '{readers}' and m.content is not string %}}{{% for part in m.content %}}"
+        "{{ part.text }}{% endfor %}{% endif %}{% endfor %}"
+    )
+    template = ChatTemplate("format.chat_template", source, {}, date="2024-07-26", arguments={})
+    assert template.goes_through_parts == through

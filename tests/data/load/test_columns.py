@@ -5,6 +5,7 @@ import pytest
 
 from tests.data.load.rows import failure, write
 from tests.helpers.data_stages import table
+from trnflow.tasks.data.load.columns import _numbered
 from trnflow.tasks.errors import ConfigError, DataError
 
 
@@ -104,3 +105,14 @@ def test_parquet_that_is_not_utf8_names_the_row(bench, tmp_path):
     pq.write_table(pa.table({"text": texts}), tmp_path / "a.parquet")
     told = failure(bench, DataError, source=str(tmp_path / "a.parquet"), text="text")
     assert "a.parquet row 2: text is broken: Invalid UTF8" in told
+
+
+def test_chosen_rows_of_types_that_arrow_does_not_filter_are_those_that_are_named() -> None:
+    import pyarrow as pa
+
+    texts = [["a", "b", "c"], ["d", "e", "f"]]
+    batches = [pa.record_batch({"text": pa.array(each, pa.string_view())}) for each in texts]
+    found = list(_numbered(iter(batches), np.array([True, False, True, False, False, True])))
+    assert [(rows.column(0).to_pylist(), numbers.tolist()) for rows, numbers in found] == [
+        (["a"], [1]), (["c"], [3]), (["f"], [6])
+    ]  # fmt: skip

@@ -172,3 +172,8 @@ def test_what_python_writes_comes_through_and_is_what_pandas_reads(rows, kind, t
     assert list(zip(found["a"], found["b"], strict=True)) == rows
     read = pandas.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False)
     assert [tuple(row) for row in read.itertuples(index=False)] == rows
+
+
+def test_blank_lines_before_the_line_that_names_the_delimiter_are_no_rows(bench, tmp_path):
+    (tmp_path / "a.csv").write_text("\n\nsep=;\ntext;label\na, b;x\n")
+    assert table(bench.rows(source=str(tmp_path / "a.csv")), "train") == {"text": ["a, b"], "label": ["x"]}

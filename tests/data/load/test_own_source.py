@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow.parquet as pq
@@ -10,12 +11,14 @@ import pytest
 from pydantic import ValidationError
 
 from tests.helpers.data_stages import Bench, new_bench
-from trnflow.tasks.artifact import Input
+from trnflow.tasks.artifact import Input, Source
+from trnflow.tasks.data.load.own_identity import with_state
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.keys.hooks import code_source
 from trnflow.tasks.load_data import DataConfig, data_source, load_data
 from trnflow.tasks.sources.resolver import Resolver
+from trnflow.tasks.stage import stage_of
 
 FUNCTIONS = """
 import os, random
@@ -86,3 +89,20 @@ def test_what_it_may_not_give_is_named_with_its_row(tmp_path: Path, name: str, m
 def test_rows_of_a_function_have_no_other_source() -> None:
     with pytest.raises(ValidationError, match="both give rows"):
         DataConfig(make="rows:tickets", version="1", source="x.csv")
+
+
+def test_the_state_of_rows_is_that_of_their_arguments_and_their_folder() -> None:
+    asked: list[str] = []
+    resolver: Any = SimpleNamespace(offline=False, ask_or_recall=lambda name, ask: asked.append(name) or ("7 rows", ""))
+
+    def told(arguments: dict[str, Any], folder: str = "/mine") -> Any:
+        code = Source("code", {}, {"functions": {"own.identity": "mine:state"}, "search": [folder], "files": {}})
+        config = DataConfig(make="mine:rows", arguments=arguments)
+        source = Source("data", {"make": {"version": None, "arguments": arguments}}, {})
+        return with_state(source, code, config, stage_of(load_data), resolver)
+
+    assert told({"table": "a", "since": 1}).identity["make"]["state"] == "7 rows"
+    told({"since": 1, "table": "a"})
+    told({"table": "b", "since": 1})
+    told({"table": "a", "since": 1}, "/other")
+    assert asked[0] == asked[1] and len({*asked}) == 3, "offline the state of other rows would be recalled"

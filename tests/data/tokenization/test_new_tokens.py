@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -11,9 +13,12 @@ from tokenizers import Tokenizer, models, normalizers
 
 from tests.data.tokenization.test_tokenize_text import BERT, LLAMA, SCRATCH, instructions, rows, texts_of, tokenizer_of
 from tests.helpers.command_line import InProcessShell
-from tests.helpers.data_stages import table
+from tests.helpers.data_stages import new_bench, table
+from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.tokenization import tokenizer_training
 from trnflow.tasks.data.tokenization.config import TokenizeConfig
+from trnflow.tasks.data.tokenization.recipe_tokenizer import make_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.errors import DataError, ModelError
 
 NEW = ["<tool>", "</tool>", "<Ünit>"]
@@ -144,3 +149,28 @@ def test_the_characters_of_a_vocabulary_are_the_most_frequent_in_their_order(mon
     assert tokenizer_training._characters(tokenizer, ["ccC b\tb", "zz a a", "q \u3000"]) == ["a", "b", "c"]
     with pytest.raises(DataError, match="holds no characters"):
         tokenizer_training._characters(tokenizer, [" \n"])
+
+
+def test_the_list_of_added_tokens_keeps_those_that_were_there(tmp_path: Path) -> None:
+    source, known = tmp_path / "source", {"0": {"content": "<pad>", "special": True}}
+    source.mkdir()
+    Tokenizer(models.WordLevel({"<pad>": 0, "a": 1}, "<pad>")).save(str(source / "tokenizer.json"))
+    (source / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>", "added_tokens_decoder": known}))
+    loaded = read_tokenizer(source)
+    save_tokenizer(loaded, source, tmp_path / "out", {}, add_tokens(loaded, ["<tool>"]))
+    written = json.loads((tmp_path / "out/tokenizer_config.json").read_text())["added_tokens_decoder"]
+    assert written["0"] == known["0"] and written["2"]["content"] == "<tool>" and not written["2"]["special"]
+
+
+@pytest.mark.parametrize(("size", "fits"), [(3, True), (2, False)])
+def test_the_largest_id_has_to_be_one_of_the_models_rows(tmp_path: Path, size: int, fits: bool) -> None:
+    folder = tmp_path / "model"
+    folder.mkdir()
+    Tokenizer(models.WordLevel({"<pad>": 0, "a": 1, "b": 2}, "<pad>")).save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    identity = {"config": {"pretrained": {"vocab_size": 9}, "overrides": {"vocab_size": size}}}
+    model = Source("model", identity, {"tokenizer": {"folder": str(folder)}})
+    texts: Any = Input(tmp_path, "texts", {"framed": False, "templates": []}, "sha256:t")
+    with nullcontext() if fits else pytest.raises(ModelError, match="has ids up to 2, and the model takes 2 "):
+        made = make_tokenizer(TokenizeConfig(), texts, model, True, new_bench(tmp_path).workdir())
+        assert made["vocab_size"] == 3

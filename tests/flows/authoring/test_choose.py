@@ -565,3 +565,11 @@ def test_a_prompt_in_two_columns_is_refused_only_where_both_say_something(blank:
         return
     draft = preference(columns, {}, {})
     assert draft is not None and [role for role, _ in draft.taken] == ["prompt", "chosen", "rejected"]
+
+
+def test_a_column_without_a_name_is_taken_if_the_user_names_it(tmp_path: Path) -> None:
+    content = table("label", "", label=["a", "b"], **{"": sentence})
+    with pytest.raises(ConfigError, match="the first line does not name all columns"):
+        taken(tmp_path, "a.csv", content, {"data": {"label": "label"}})
+    draft = taken(tmp_path, "a.csv", content, {"data": {"text": "Unnamed: 1", "label": "label"}})
+    assert "Unnamed: 1" in [column.name for _, column in draft.taken]

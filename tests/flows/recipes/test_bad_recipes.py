@@ -243,3 +243,10 @@ def refused(name: str, *overrides: str) -> ConfigError:
 def check_plain(said: str) -> None:
     for word in ("Input should", "type=", "input_value", "pydantic", "Traceback", "unexpected", "validation error"):
         assert word not in said
+
+
+@pytest.mark.parametrize("value", ["!hunter42 x", "{hunter42: [}"])
+def test_a_value_of_the_environment_that_is_no_yaml_is_not_shown(value: str) -> None:
+    error = refused("demo", f"launch.environment.TOKEN={value}")
+    assert "override launch.environment.TOKEN: its value can't be read as YAML" in error.message
+    assert "hunter42" not in f"{error.message} {error.fix}"

@@ -66,7 +66,14 @@ def test_the_schema_refuses_what_a_run_refuses(
 
 
 @pytest.mark.parametrize(
-    "recipe", ["data: {split: {test: null}, labels: null}", "train: {epochs: null}", "extends: demo"]
+    "recipe",
+    [
+        "data: {split: {test: null}, labels: null}",
+        "train: {epochs: null}",
+        "pack: {strategy: null}",
+        "train: {class_weights: null, dtype: null}",
+        "extends: demo",
+    ],
 )
 def test_the_schema_accepts_null_where_a_recipe_does(validator: jsonschema.Draft202012Validator, recipe: str) -> None:
     validator.validate(yaml.safe_load(recipe))

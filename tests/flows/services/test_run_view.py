@@ -10,6 +10,7 @@ from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summa
 from trnflow.flows.services.run_view.sweep import SweepPage
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.event_types import PlannedStage
+from trnflow.tasks.system import redaction
 
 
 class Shown:
@@ -118,3 +119,16 @@ def test_a_sweep_has_one_table_whose_rows_are_replaced() -> None:
     assert (created, replaced, second["number"]) == ("create_table_artifact", "_replace", "id")
     assert first["table"] == [] and second["table"][0]["loss"] == "0.5"
     assert second["description"] == "Sweep s: 1 trials ended; the best is trial 0: loss 0.5"
+
+
+def test_a_sweep_sends_prefect_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", {})
+    redaction.add_secret("hunter42-of-the-sweep")
+    trial = {
+        "number": 0, "state": "failed", "value": None, "settings": {"data.source": "https://me:pass-of-mine@host/x"}, "run": "r",
+        "error": "401 for hunter42-of-the-sweep",
+    }  # fmt: skip
+    page = Shown()
+    SweepPage(page).show({"study": "s", "metric": "loss", "trials": [trial], "best": None, "winner": None})  # type: ignore[arg-type]
+    ((_, sent),) = page.sent
+    assert (sent["table"][0]["error"], sent["table"][0]["data.source"]) == ("401 for ***", "https://***@host/x")

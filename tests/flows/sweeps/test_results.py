@@ -13,12 +13,14 @@ from trnflow.flows.runner.context import open_store
 from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps import sweep as sweeps
 from trnflow.flows.sweeps.files import document, write_best
+from trnflow.flows.sweeps.page import sweep_page
 from trnflow.flows.sweeps.plan import Plan, read_plan
 from trnflow.flows.sweeps.pool import Leases
 from trnflow.flows.sweeps.study import Tried, open_study
 from trnflow.flows.sweeps.sweep import Sweep
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, StoreError
+from trnflow.tasks.system import redaction
 
 RATE = "train.learning_rate=1e-5..1e-2:log"
 BEST = Tried(0, {"train.learning_rate": 1e-3}, 0.5, "completed", None, None, 0.0)
@@ -148,3 +150,15 @@ def test_the_page_shows_no_credentials_and_survives_no_database(folder: Path) ->
     Path(sweep.plan.database(sweep.store.home).removeprefix("sqlite:///")).write_text("no database" * 2000)
     with pytest.raises(StoreError, match="can't be used"):
         sweep.write_page(content)
+
+
+def test_the_page_of_a_sweep_hides_the_secrets_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", {})
+    redaction.add_secret("hunter42-of-the-sweep")
+    failed = Tried(1, {}, None, "failed", "r1", "401 for hunter42-of-the-sweep", 0.0)
+    content: Any = {
+        "study": "s", "recipe": "tiny", "metric": "eval_loss", "direction": "min", "trials": [failed._asdict()], "best": None,
+        "winner": None, "shared_seconds": 0.0,
+    }  # fmt: skip
+    page = sweep_page(content, None)
+    assert "401 for ***" in page and "hunter42" not in page

@@ -89,6 +89,10 @@ def test_pretrained_weights_and_a_new_head(tmp_path) -> None:
             {**BERT, "max_position_embeddings": 12},
             "rows of 16 tokens, but BertForSequenceClassification has 12 positions",
         ),
+        (
+            {**BERT, "model_type": "roberta", "max_position_embeddings": 16},  # the first is of padding
+            "rows of 16 tokens, but RobertaForSequenceClassification has 15 positions",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, model, text) -> None:

@@ -1,0 +1,48 @@
+"""What single sentences of a verdict name, on a few made rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, models
+
+from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
+from trnflow.tasks.evaluation.columns import ClassPredictions
+from trnflow.tasks.evaluation.verdicts.classes import never_predicted
+from trnflow.tasks.evaluation.verdicts.facts import Facts, Known
+from trnflow.tasks.evaluation.verdicts.rows import rows_in_train
+from trnflow.tasks.evaluation.verdicts.script import unknown_share
+
+
+def facts_of(expected: list[int], predicted: list[int], **more: Any) -> Facts:
+    rows = len(expected)
+    columns = ClassPredictions(np.array(expected), np.array(predicted), np.zeros((rows, 3), np.float32), np.zeros(rows))
+    report: Any = {"task": "classification", "split": "test"}
+    return Facts(report, columns, labels=["low", "mid", "high"], rows=np.arange(rows), **more)
+
+
+def test_the_classes_that_train_lacks_are_named() -> None:
+    few = facts_of([0, 1] * 9 + [2] * 9, [0, 1] * 9 + [0] * 9, taught=np.array([9, 9, 0]))
+    told = never_predicted(few)
+    assert (
+        told is not None and "never predicted, of 3 classes: high (9 rows of test); train has no rows of high; " in told
+    )
+    known = never_predicted(facts_of([0, 1] * 9 + [2] * 9, [0, 1] * 9 + [0] * 9, taught=np.array([9, 9, 9])))
+    assert known is not None and "train has no rows" not in known
+
+
+def test_rows_of_train_are_compared_with_all_others_alone() -> None:
+    in_train = np.arange(10) < 4
+    facts = facts_of([0] * 10, [0] * 4 + [0, 0, 0, 1, 1, 1], known=Known(in_train, np.zeros(10, np.bool_)))
+    told = rows_in_train(facts)
+    assert told is not None and "of 10 rows of test 4 have the text" in told
+    assert "accuracy is 1 on them, 0.5 on the others" in told
+
+
+def test_the_unknown_token_counts_though_it_is_a_special_one() -> None:
+    names = ["[UNK]", "[CLS]", "[PAD]", "a", "b"]
+    tokenizer = Tokenizer(models.WordLevel({name: number for number, name in enumerate(names)}, "[UNK]"))
+    tokenizer.add_special_tokens(names[:3])
+    fast = FastTokenizer(tokenizer, {"unk_token": "[UNK]", "cls_token": "[CLS]", "pad_token": "[PAD]"}, "toy")
+    assert unknown_share(fast, np.array([6, 50, 50, 10, 8])) == 0.25

@@ -1,0 +1,41 @@
+"""What a run keeps for MLflow of a stage; what it can't keep ends no run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.helpers.runs import context, step
+from tests.helpers.stores import new_store
+from trnflow.flows.runner.mlflow_log import for_mlflow
+from trnflow.tasks.events import Event, Reader, RunState
+from trnflow.tasks.store.layout import blob_name
+
+
+class Notes(Reader):
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def read(self, event: Event, state: RunState) -> None:
+        self.texts += [event["text"]] if event["event"] == "note" else []
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_plots_that_the_store_has_lost_are_a_remark(tmp_path: Path, is_lost: bool) -> None:
+    store, notes = new_store(tmp_path), Notes()
+    (tmp_path / "out").mkdir()
+    for name in ("curve.png", "predictions.parquet", "report.html"):
+        (tmp_path / "out" / name).write_text(name)
+    artifact = store.ingest(tmp_path / "out", "evaluation", {"own": ["cost"]})
+    if is_lost:
+        plot = next(file for file in artifact.files if file.path == "curve.png")
+        store.backend.remove(blob_name(plot.digest))
+    made: Any = for_mlflow(context(store, notes), step("evaluate_model", "ran", artifact=artifact))
+    assert (made["kind"], made["own"]) == ("evaluation", ["cost"])
+    if is_lost:
+        assert "plots" not in made and "MLflow will not have the plots of evaluate_model" in notes.texts[-1]
+    else:
+        assert made["plots"] == ["curve.png", "report.html"] and not notes.texts
+        assert "plots" not in for_mlflow(context(store, notes), step("evaluate_model", "hit", artifact=artifact))

@@ -1,0 +1,29 @@
+"""Settings of training that do not fit together."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from trnflow.tasks.train import TrainConfig
+
+
+def test_fsdp_needs_replicas_and_not_only_devices() -> None:
+    with pytest.raises(ValidationError, match="the data axis, which has one device here"):
+        TrainConfig(engine="native", fsdp=True, devices=2, tensor_parallel_size=2)
+    assert TrainConfig(engine="native", fsdp=True, devices=4, tensor_parallel_size=2).data_parallel == 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_weights_are_rounded_at_random_in_bfloat16_alone(dtype: str) -> None:
+    with pytest.raises(ValidationError, match=f"dtype is {dtype}: set dtype=bfloat16"):
+        TrainConfig.model_validate({"engine": "native", "stochastic_rounding": True, "dtype": dtype})
+    assert not TrainConfig(engine="native", stochastic_rounding=True, dtype="bfloat16").keeps_masters
+
+
+def test_lora_that_is_null_has_the_key_of_lora_with_its_defaults() -> None:
+    plain, null, written = (
+        TrainConfig.model_validate({"engine": "native", "method": "lora", **more})
+        for more in ({}, {"lora": None}, {"lora": {}})
+    )
+    assert plain == null == written and null.lora is not None
