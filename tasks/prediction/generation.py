@@ -5,6 +5,8 @@ Costs a forward pass a token, on the CPU.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.errors import DataError, ModelError
 from trnflow.tasks.evaluation.generation import position_ids, prompt_encoder, prompt_ids, shortened
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
 from trnflow.tasks.prediction.tokenizing import tokenizing
@@ -46,14 +48,14 @@ class Generator:
         """Generate a text for a prompt's parts {text, train}.
 
         Returns {prompt, generated, tokens, ended: by an end token, cut: tokens left out, if any}. Raises DataError for
-        an empty prompt.
+        an empty prompt, ModelError for settings that transformers can't follow.
         """
         ids, kept = self._ids(parts, where)
         row, stop = torch.tensor([kept]), self._model.generation_config
         ends = [] if stop.eos_token_id is None else np.atleast_1d(stop.eos_token_id).tolist()
         # one prompt at a time from one seed: a text does not depend on the others of its file
         torch.manual_seed(SEED)
-        with torch.inference_mode():
+        with torch.inference_mode(), _foreign_settings(self._name):
             generated = self._model.generate(
                 row,
                 attention_mask=torch.ones_like(row),
@@ -81,3 +83,15 @@ class Generator:
             raise DataError(f"{where}: the prompt is empty", "give it a text")
         opening = len(prefix) if ids[: len(prefix)] == prefix else 0
         return ids, shortened(ids, self._positions - self._new, opening)
+
+
+@contextmanager
+def _foreign_settings(folder: str) -> Iterator[None]:
+    """Turn what transformers says of settings that it can't follow, such as `stop_strings`, into a ModelError."""
+    try:
+        yield
+    except (ValueError, TypeError, AttributeError, ImportError) as error:
+        why = " ".join(str(error).split())
+        raise ModelError(
+            f"{folder} can't generate: {why}", "take the setting out of its generation_config.json"
+        ) from error

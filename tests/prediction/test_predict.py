@@ -203,6 +203,14 @@ def test_an_end_token_ends_the_answer(asks: Path, tmp_path: Path) -> None:
     assert (mine["tokens"], mine["ended"]) == (1, True)
 
 
+def test_settings_that_can_t_be_followed_are_one_line(asks: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(asks, tmp_path / "own")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"stop_strings": ["!"]}))
+    with pytest.raises(ModelError, match=r"own can't generate: .*stop strings"):
+        predict(folder, "why")
+
+
 def test_a_prompt_too_long_for_the_positions_loses_its_first_tokens(asks: Path) -> None:
     (mine,) = predict(asks, " ".join(WORDS * 9))
     assert mine["cut"] > 0 and mine["tokens"] == 6
