@@ -195,6 +195,11 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealt
     try:
         with urlopen(request, timeout=SOCKET_SECONDS) as answer:
             runs = json.loads(answer.read())
+            if not isinstance(runs, list):
+                raise ValueError
+    except ValueError:
+        problems.append(f"prefect: what answers at {hide_secrets(url)} is no Prefect server")
+        return {**nothing, "url": url}
     except HTTPError as error:
         said = f"refuses the login: set {CLIENT} to its own" if error.code == 401 else f"refuses: {error}"
         problems.append(f"prefect: the server at {hide_secrets(url)} {said}")
@@ -207,7 +212,9 @@ def _prefect(home: Path, recipe: str | None, problems: Problems) -> PrefectHealt
     waits = {run["id"]: run["expected_start_time"] for run in runs if run["state_type"] == "SCHEDULED"}
     late = [start for start in waits.values() if _age(start) > LATE_SECONDS]
     if late:
-        problems.append(f"prefect: {len(late)} runs should have begun, the first at {late[0]}: does a worker run?")
+        problems.append(
+            f"prefect: {len(late)} run{'s' * (len(late) > 1)} should have begun, the first at {late[0]}: does a worker run?"
+        )
     coming = [start for start in waits.values() if _age(start) <= 0]
     return {
         "url": url, "login": login_asked.result(), "next": next(iter(coming), None),

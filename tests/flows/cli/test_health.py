@@ -19,7 +19,7 @@ from tests.helpers.command_line import InProcessShell, Shell, opened
 from tests.helpers.serving import address_of, serving
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
-from trnflow.flows.cli.health_command import _space
+from trnflow.flows.cli.health_command import _prefect, _space
 from trnflow.flows.retraining.firings import note_firing
 from trnflow.tasks.events import log_file, unsent_file
 from trnflow.tasks.store import Store
@@ -208,5 +208,21 @@ def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
             "url": url, "login": True, "next": "2099-01-01T03:00:00Z", "running": 1, "waiting": 2, "late": 1,
         }  # fmt: skip
     assert found["problems"] == [
-        "prefect: 1 runs should have begun, the first at 2026-01-01T00:00:00Z: does a worker run?"
+        "prefect: 1 run should have begun, the first at 2026-01-01T00:00:00Z: does a worker run?"
     ]
+
+
+@pytest.mark.parametrize("answer", [b"true", b'{"detail": "x"}', b"<html>"])
+def test_a_program_that_is_no_prefect_server_is_named(tmp_path: Path, answer: bytes) -> None:
+    class Other(Runs):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["content-length"]))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+    problems: list[str] = []
+    with serving(HTTPServer(("127.0.0.1", 0), Other)) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PREFECT_API_URL", f"{address_of(server)}/api")
+        found = _prefect(tmp_path, None, problems)
+    assert found["running"] == 0 and [one.partition(" is ")[2] for one in problems] == ["no Prefect server"]
