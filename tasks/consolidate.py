@@ -153,11 +153,10 @@ def consolidate(
     _write_row_format(formatted and {**formatted, "task": shards.meta["task"]}, out)
     if texts is not None and tokens is not None and "head" in texts.meta:
         _write_companions(texts.meta, tokens.meta, empty, out)
-    write_card(out.path, shards.meta, document, origin)
     # written tensors are compared with the checkpoint's, and the model computes a row
     check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)
-    if packed is not None and kind_of(shards.meta["task"]).decides:
-        _decide(packed, out)
+    decision = _decide(packed, out) if packed is not None and kind_of(shards.meta["task"]).decides else {}
+    write_card(out.path, shards.meta, document, origin, decision=decision)
     meta: ModelMeta = {
         "task": shards.meta["task"], "labels": shards.meta["labels"],
         "lengths": _lengths(shards.meta, tokens, positions_of(empty)),
@@ -236,19 +235,20 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
                 (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _decide(packed: Input[PackedMeta], out: Workdir) -> None:
-    """Add to `trnflow.json` what the task chooses on validation; nothing without validation rows."""
+def _decide(packed: Input[PackedMeta], out: Workdir) -> Meta:
+    """Add to `trnflow.json` what the task chooses on validation, and return it; nothing without validation rows."""
     from trnflow.tasks.evaluation.models import load_model
     from trnflow.tasks.evaluation.row_outputs import row_outputs
     from trnflow.tasks.training.batches.sampler import Split
 
     task, rows, file = packed.meta["task"], Split(packed, "validation"), out.path / ROW_FORMAT_FILE
     if not rows.rows or not file.exists():
-        return
+        return {}
     found = row_outputs(load_model(out.path, task), rows, task, ROWS, {}, lambda seen: None)
     decision = kind_of(task).decide(found)
     out.info(f"chosen on validation: {', '.join(f'{name} {value}' for name, value in decision.items())}")
     write_json(file, {**read_json(file), "decision": decision})
+    return decision
 
 
 def _grouped(sizes: dict[str, int], config: ConsolidateConfig, dtype: str) -> list[list[str]]:

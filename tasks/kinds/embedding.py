@@ -184,6 +184,7 @@ def _mean(sums: Any, rows: Any) -> Any:
 
 class Embedding(TargetKind):
     name = "embedding"
+    opener = "sentence_transformers.SentenceTransformer(FOLDER)"  # transformers alone leaves pooling to the caller
     settings = ("score", "negative", "pooling", "normalize")
     auto_class = "AutoModel"
     pipeline = "feature-extraction"

@@ -57,6 +57,8 @@ class Kind:
     """The class of transformers that loads its models."""
     pipeline = "text-classification"
     """transformers' and the hub's name of what its models do."""
+    opener = ""
+    """The call that opens a model's folder, where transformers' pipeline alone would not give the answers."""
     adapter = "SEQ_CLS"
     """peft's name of the task."""
     problem_type: str | None = None
@@ -183,6 +185,10 @@ class Kind:
     def decide(self, outputs: Any) -> Meta:
         """Return what is chosen on validation and kept in the model's folder. outputs: `Outputs` of the validation split."""
         return {}
+
+    def said_of(self, decision: Meta) -> str:
+        """Return what users of other programs must know of a decision; "" if nothing."""
+        return ""
 
     def decided(self, values: Any, decision: Meta) -> Any:
         """Return decisions for an array, of the same shape. values: `decided` of `Outputs` before anything is chosen."""

@@ -144,6 +144,7 @@ def _known(value: Any, ids: Container[str]) -> list[str]:
 
 class MultiLabel(TargetKind):
     name = "multi_label"
+    opener = 'transformers.pipeline("text-classification", model=FOLDER, top_k=None)'
     problem_type = "multi_label_classification"
     decides = True
     takes_made_rows = True
@@ -262,6 +263,11 @@ class MultiLabel(TargetKind):
         thresholds = sorted((number / 100 for number in range(1, 100)), key=lambda value: abs(value - 0.5))
         scores = [float(_micro(_counts(outputs.expected, outputs.values >= at).sum(0), 1)) for at in thresholds]
         return {THRESHOLD: thresholds[max(range(len(scores)), key=scores.__getitem__)]}
+
+    def said_of(self, decision: Meta) -> str:
+        least = decision.get(THRESHOLD, 0.5)
+        why = ", which was chosen on validation rows; other programs take 0.5" if THRESHOLD in decision else ""
+        return f"A text has each label with a score of at least {least}{why}."
 
     def decided(self, values: Any, decision: Meta) -> Any:
         return (values >= decision.get(THRESHOLD, 0.5)).astype("float32")

@@ -86,6 +86,7 @@ def _mean(sums: Any, rows: Any) -> Any:
 
 class Reranker(TargetKind):
     name = "reranker"
+    opener = "sentence_transformers.CrossEncoder(FOLDER)"
     problem_type = "multi_label_classification"  # one output, yes or no: the binary cross entropy
     queries = True
     looks_at_targets = True

@@ -21,8 +21,17 @@ class CardSource(NamedTuple):
     weights: str | None = None
 
 
-def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSource, *, adapter: bool = False) -> None:
-    """Write the card of a model, or of a LoRA adapter. shards: metadata of the checkpoint; config: `config.json`."""
+def write_card(
+    folder: Path,
+    shards: CheckpointMeta,
+    config: Meta,
+    base: CardSource,
+    *,
+    adapter: bool = False,
+    decision: Meta | None = None,
+) -> None:
+    """Write the card of a model, or of a LoRA adapter. shards: metadata of the checkpoint; config: `config.json`; decision:
+    what the task chose on validation."""
     from huggingface_hub import ModelCardData
 
     known = ModelCardData(
@@ -31,15 +40,18 @@ def write_card(folder: Path, shards: CheckpointMeta, config: Meta, base: CardSou
         base_model=base.name,
         tags=["trnflow", *(["lora"] if adapter else [])],
     )
-    parts = [f"---\n{known.to_yaml()}\n---", *_paragraphs(shards, config, base, adapter)]
+    said = "" if adapter else kind_of(shards["task"]).said_of(decision or {})
+    parts = [f"---\n{known.to_yaml()}\n---", *_paragraphs(shards, config, base, adapter, said)]
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
-def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter: bool) -> Iterable[str]:
+def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter: bool, said: str) -> Iterable[str]:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {kind_of(shards['task']).pipeline.replace('-', ' ')}, {_origin(base)} with trnflow."
     yield _how_to_open(shards["task"], base.name, adapter)
+    if said:
+        yield said
     if adapter and not kind_of(shards["task"]).per_row:
         yield "peft takes the end of a text from the base model. That of the training is in this folder:"
         yield "    model.generation_config = transformers.GenerationConfig.from_pretrained(FOLDER)"
@@ -62,9 +74,7 @@ def _origin(base: CardSource) -> str:
 
 def _opener(task: str) -> str:
     """Return the call that opens a model's folder, of the library in which users of the task serve it."""
-    if kind_of(task).apart:  # transformers alone would leave pooling to the caller
-        return "sentence_transformers.SentenceTransformer(FOLDER)"
-    return f'transformers.pipeline("{kind_of(task).pipeline}", model=FOLDER)'
+    return kind_of(task).opener or f'transformers.pipeline("{kind_of(task).pipeline}", model=FOLDER)'
 
 
 def _how_to_open(task: str, base: str | None, adapter: bool) -> str:

@@ -74,6 +74,7 @@ def test_metrics_are_those_of_other_libraries_on_the_predictions(project: tuple[
                 f1_score(expected, decided, average=average, zero_division=0)
             )
         threshold = json.loads((shell.folder / "consolidate/trnflow.json").read_text())["decision"]["threshold"]
+        assert f"a score of at least {threshold}, which" in (shell.folder / "consolidate/README.md").read_text()
         assert all(
             (row["probabilities"][at] >= threshold) == bool(d[at])
             for row, d in zip(rows, decided, strict=True)

@@ -93,6 +93,14 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
     assert card.data.library_name == "sentence-transformers" and "## Labels" not in card.text
     assert "    sentence_transformers.SentenceTransformer(FOLDER)" in card.text
 
+    several = {**shards, "task": "multi_label"}
+    for decision, said in (({"threshold": 0.31}, "0.31, which was chosen"), ({}, "at least 0.5.")):
+        write_card(
+            tmp_path, several, {"architectures": ["BertForSequenceClassification"]}, CardSource(), decision=decision
+        )
+        text = ModelCard.load(tmp_path / "README.md").text
+        assert said in text and "model=FOLDER, top_k=None)" in text
+
     language = {**shards, "labels": None, "task": "causal_lm"}
     write_card(tmp_path, language, {"model_type": "llama"}, CardSource(weights="sha256:ab"), adapter=True)
     card = ModelCard.load(tmp_path / "README.md")
