@@ -1,11 +1,11 @@
-"""Count entities in IOB tags as seqeval does by default, and group pieces into entities.
+"""Count entities in IOB tags as seqeval does by default, and group words into entities.
 
 Tags are numbers: 0 is O, 2 t + 1 begins type t, 2 t + 2 goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from trnflow.tasks.artifact import Meta
@@ -76,26 +76,51 @@ def of_pieces(outputs: Outputs) -> Any:
     return np.stack([counts, right, outputs.loss * counts], axis=1).astype(np.float64)
 
 
-def grouped(text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str]) -> list[Meta]:
-    """Return the entities of a text, {type, text, start, end, score}, as transformers' `aggregation_strategy="simple"`.
+def grouped(
+    text: str,
+    places: Sequence[tuple[int, int] | None],
+    values: Any,
+    labels: list[str],
+    words: Iterable[tuple[int, int]],
+) -> list[Meta]:
+    """Return the entities of a text, {type, text, start, end, score}, as transformers' `aggregation_strategy="first"`: the
+    first piece of a word, which alone is learnt and scored, decides for all of it.
 
-    places, values: As of `Kind.answer_in`.
+    places, values: As of `Kind.answer_in`; words: first character and end of each.
     """
     groups: list[tuple[int, list[tuple[int, int, float]]]] = []
     kind = -1
-    for place, scores in zip(places, values, strict=True):
-        if place is None:
-            continue
+    for start, end, scores in _words(text, places, values, {start for start, _ in words}):
         best, before = max(range(len(labels)), key=scores.__getitem__), kind
         kind = (best - 1) // 2
-        # all pieces count, and any tag but B continues the type of the piece before
+        # any tag but B continues the type of the word before
         if best and (best % 2 == 1 or kind != before):
             groups.append((kind, []))
         if best:
-            groups[-1][1].append((*place, scores[best]))
-    return [_entity(text, labels[2 * kind + 1][2:], pieces) for kind, pieces in groups]
+            groups[-1][1].append((start, end, scores[best]))
+    return [_entity(text, labels[2 * kind + 1][2:], its) for kind, its in groups]
 
 
-def _entity(text: str, name: str, pieces: list[tuple[int, int, float]]) -> Meta:
-    start, end, score = pieces[0][0], pieces[-1][1], sum(piece[2] for piece in pieces) / len(pieces)
+def _words(
+    text: str, places: Sequence[tuple[int, int] | None], values: Any, begins: set[int]
+) -> Iterator[tuple[int, int, Sequence[float]]]:
+    """Yield first character, end, and scores of each word's first piece. begins: where words begin."""
+    word = None
+    for place, scores in zip(places, values, strict=True):
+        if place is None:
+            continue
+        # some tokenizers count the blank before a word to it
+        start, end = place[1] - len(text[slice(*place)].lstrip()), place[1]
+        if word is not None and (start not in begins or start < word[1]):
+            word = (word[0], max(word[1], end), word[2])
+            continue
+        if word is not None:
+            yield word
+        word = (start, end, scores)
+    if word is not None:
+        yield word
+
+
+def _entity(text: str, name: str, words: list[tuple[int, int, float]]) -> Meta:
+    start, end, score = words[0][0], words[-1][1], sum(word[2] for word in words) / len(words)
     return {"type": name, "text": text[start:end], "start": start, "end": end, "score": score}

@@ -199,11 +199,12 @@ class Kind:
         raise NotImplementedError
 
     def answer_in(
-        self, text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str], decision: Meta
+        self, text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str], settings: Meta
     ) -> Meta:
         """Return the prediction for a text of a task with targets by position.
 
-        places: First character and end of each token, None of a special token; values: [position][output].
+        places: First character and end of each token, None of a special token; values: [position][output]; settings: the
+        section `format`.
         """
         raise NotImplementedError
 

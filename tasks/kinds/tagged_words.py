@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import unicodedata
 from collections.abc import Iterator
 from itertools import pairwise
@@ -16,8 +17,12 @@ _TAG = re.compile(r"[BI]-(.+)", re.DOTALL)
 _NAMES = ("label", "type", "entity", "tag", "entity_group")
 """Keys of a span's type."""
 # characters of scripts without spaces stand alone
-_UNITS = re.compile(
-    "[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]|[^\\W\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+|[^\\w\\s]"
+_ALONE = "\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"
+_UNITS = re.compile(f"[{_ALONE}]|[^\\W{_ALONE}]+|[^\\w\\s]")
+_OPENING, _CLOSING = r"""(\[{"'“„«‹¿¡""", r""".,;:!?)\]}"'”“»›…"""
+_WRITTEN = re.compile(
+    rf"[{_ALONE}]|(?<![^\s{_OPENING}])[{_OPENING}]|[{_CLOSING}](?=[{_CLOSING}]*(?!\S))"
+    rf"|(?:(?![{_ALONE}])(?![{_CLOSING}]+(?!\S))\S)+"
 )
 _HANGUL = re.compile("[\uac00-\ud7a3]")
 Word = tuple[int, int, str]
@@ -169,5 +174,15 @@ def _parts(text: str, spans: list[tuple[int, int, str]]) -> Iterator[tuple[int, 
 
 
 def _words(text: str, first: int, last: int, kind: str) -> Iterator[Word]:
-    for number, match in enumerate(_UNITS.finditer(text, first, last)):
-        yield match.start(), match.end(), f"{'I' if number else 'B'}-{kind}" if kind else OUTSIDE
+    for number, (start, end) in enumerate(units_in(text, first, last)):
+        yield start, end, f"{'I' if number else 'B'}-{kind}" if kind else OUTSIDE
+
+
+def units_in(text: str, first: int = 0, last: int = sys.maxsize) -> Iterator[tuple[int, int]]:
+    """Yield first character and end of each run of letters and digits, and of each other sign: of texts with spans."""
+    return (match.span() for match in _UNITS.finditer(text, first, last))
+
+
+def written_in(text: str) -> Iterator[tuple[int, int]]:
+    """Yield first character and end of what stands between blanks, the signs around it apart: where words were given."""
+    return (match.span() for match in _WRITTEN.finditer(text))

@@ -15,7 +15,17 @@ from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.entities import entities_in, found_in, grouped, of_pieces, of_row, score, scores_of, share
 from trnflow.tasks.kinds.kind import IGNORED, Metric, Row
 from trnflow.tasks.kinds.label_names import alike
-from trnflow.tasks.kinds.tagged_words import OUTSIDE, cut, inside, spans_of, tagged, tags_of, type_of
+from trnflow.tasks.kinds.tagged_words import (
+    OUTSIDE,
+    cut,
+    inside,
+    spans_of,
+    tagged,
+    tags_of,
+    type_of,
+    units_in,
+    written_in,
+)
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, value_of
 
 if TYPE_CHECKING:
@@ -29,6 +39,7 @@ class TokenClassification(TargetKind):
     settings = ("target", "labels", "words")
     auto_class = "AutoModelForTokenClassification"
     pipeline = "token-classification"
+    opener = 'transformers.pipeline("token-classification", model=FOLDER, aggregation_strategy="first")'
     adapter = "TOKEN_CLS"
     metrics = (
         Metric("span_f1", of_row, score(2), hub="f1", may_promote=True, is_default=True),
@@ -149,9 +160,10 @@ class TokenClassification(TargetKind):
         return Outputs(*(column.cpu().numpy() for column in (targets, best.values, decided, loss)))
 
     def answer_in(
-        self, text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str], decision: Meta
+        self, text: str, places: Sequence[tuple[int, int] | None], values: Any, labels: list[str], settings: Meta
     ) -> Meta:
-        return {"entities": grouped(text, places, values, labels)}
+        words = written_in(text) if settings.get("words") else units_in(text)
+        return {"entities": grouped(text, places, values, labels, words)}
 
     def line(self, answer: Meta) -> str:
         found = (f"{entity['type']}: {entity['text']} ({entity['score']:.2f})" for entity in answer["entities"])

@@ -60,7 +60,12 @@ class Classifier:
     """A text classifier, loaded from a folder. rows: its `trnflow.json`."""
 
     def __init__(self, folder: Path, rows: RowFormat, *, exported: bool) -> None:
-        self._name, self._kind, self._decision = folder.name, kind_of(rows.task), rows.decision
+        self._name, self._kind, self._decision, self._settings = (
+            folder.name,
+            kind_of(rows.task),
+            rows.decision,
+            rows.settings,
+        )
         with tokenizing(self._name):
             tokenizer = read_tokenizer(folder)
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
@@ -105,7 +110,7 @@ class Classifier:
             return self._kind.answer(values, self.labels, self._decision)
         with tokenizing(self._name, len(text)):
             places = self._encoder.places(text, tokens)
-        return self._kind.answer_in(text, places, values[:tokens], self.labels, self._decision)
+        return self._kind.answer_in(text, places, values[:tokens], self.labels, self._settings)
 
     def _texts(self, rows: list[Parts]) -> list[list[str]]:
         return [[part["text"] for part in parts] for parts in rows]

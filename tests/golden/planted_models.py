@@ -159,7 +159,7 @@ FAULTS = [
           "nll[:-1], np.bincount(segments[supervised], minlength=most)[:-1], np.bincount(segments, minlength=most)[:-1]",
           "evaluation/test_predictions.py"),
     Fault("evaluation: spans end where their last piece begins", "tasks/kinds/entities.py",
-          "start, end, score = pieces[0][0], pieces[-1][1],", "start, end, score = pieces[0][0], pieces[-1][0],",
+          "start, end, score = words[0][0], words[-1][1],", "start, end, score = words[0][0], words[-1][0],",
           "kinds/test_entities.py kinds/test_tagged_words.py"),
     Fault("evaluate_model: the most frequent class is that of the evaluated rows", "tasks/evaluate_model.py",
           "return np.concatenate(labels).astype(np.int64) if labels else expected", "return expected",

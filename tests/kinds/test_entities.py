@@ -16,6 +16,7 @@ from trnflow.tasks.evaluation.scores import intervals_of, values_of
 from trnflow.tasks.kinds.entities import grouped
 from trnflow.tasks.kinds.kind import IGNORED
 from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.kinds.tagged_words import units_in, written_in
 from trnflow.tasks.kinds.targets import Outputs, joined
 from trnflow.tasks.promotion.compare import compare_scores
 from trnflow.tasks.promotion.settings import PromoteConfig
@@ -87,8 +88,8 @@ def test_a_better_model_wins_and_an_equal_one_does_not(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_pieces_are_grouped_as_transformers_groups_them(seed: int) -> None:
-    """`aggregation_strategy="simple"` of its pipeline; special tokens have no place."""
+def test_words_are_grouped_as_transformers_groups_them(seed: int) -> None:
+    """`aggregation_strategy="first"` of its pipeline; special tokens have no place."""
     from transformers.pipelines.token_classification import AggregationStrategy, TokenClassificationPipeline
 
     draw, labels = np.random.default_rng(seed), ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
@@ -99,17 +100,49 @@ def test_pieces_are_grouped_as_transformers_groups_them(seed: int) -> None:
     theirs.model = SimpleNamespace(config=SimpleNamespace(id2label=dict(enumerate(labels))))
     theirs.tokenizer = SimpleNamespace(convert_tokens_to_string=" ".join)
     pieces = [
-        {"word": text[start:end], "scores": row, "start": start, "end": end, "index": at, "is_subword": False}
+        {"word": text[start:end], "scores": row, "start": start, "end": end, "index": at,
+         "is_subword": text[start - 1].isalpha()}
         for at, ((start, end), row) in enumerate(zip(places, scores, strict=True))
-    ]
+    ]  # fmt: skip
     wanted = [
         {"type": one["entity_group"], "text": text[one["start"] : one["end"]], "start": one["start"], "end": one["end"],
          "score": pytest.approx(one["score"])}
-        for one in theirs.aggregate(pieces, AggregationStrategy.SIMPLE) if one["entity_group"] != "O"
+        for one in theirs.aggregate(pieces, AggregationStrategy.FIRST) if one["entity_group"] != "O"
     ]  # fmt: skip
     around = np.full((1, 5), 0.2)
-    found = grouped(text, [None, *places, None], np.concatenate([around, scores, around]).tolist(), labels)
+    found = grouped(
+        text, [None, *places, None], np.concatenate([around, scores, around]).tolist(), labels, units_in(text)
+    )
     assert found == wanted and any(one["end"] - one["start"] > 3 for one in wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "places", "said", "found"),
+    [
+        ("Graz.", [(0, 2), (2, 4), (4, 5)], "BIO", ["Graz"]),  # pieces after the first are not learnt
+        ("Graz.", [(0, 2), (2, 4), (4, 5)], "BBO", ["Graz"]),
+        ("in Graz", [(0, 2), (2, 5), (5, 7)], "OB?", ["Graz"]),  # a blank that counts to the word behind it
+        ("Ab,Cd", [(0, 2), (2, 3), (3, 5)], "BOB", ["Ab", "Cd"]),
+        ("維也", [(0, 1), (1, 2)], "BI", ["維也"]),  # characters of scripts without blanks are words
+        ("😀 Ab", [(0, 1), (0, 1), (0, 1), (2, 4)], "O??B", ["Ab"]),  # bytes of one sign
+    ],
+)
+def test_the_first_piece_of_a_word_decides_for_all_of_it(
+    text: str, places: list[tuple[int, int]], said: str, found: list[str]
+) -> None:
+    tags = {"O": [1.0, 0.0, 0.0], "B": [0.0, 1.0, 0.0], "I": [0.0, 0.0, 1.0], "?": [0.0, 0.4, 0.6]}
+    scores = [tags[sign] for sign in said]
+    found_here = grouped(text, places, scores, ["O", "B-x", "I-x"], units_in(text))
+    assert [one["text"] for one in found_here] == found
+
+
+def test_words_of_texts_whose_words_were_given_stand_between_blanks_but_for_signs_around_them() -> None:
+    text = """"Anna Maria," said (Obama) of U.S. @user http://t.co/a.b, don't 維也 Graz!"."""
+    words = ['"', "Anna", "Maria", ",", '"', "said", "(", "Obama", ")", "of", "U.S", ".", "@user", "http://t.co/a.b", ",",
+        "don't", "維", "也", "Graz", "!", '"', "."]  # fmt: skip
+    assert [text[start:end] for start, end in written_in(text)] == words
+    other = "@user U.S. 維也"
+    assert [other[start:end] for start, end in units_in(other)] == ["@", "user", "U", ".", "S", ".", "維", "也"]
 
 
 def test_the_loss_and_the_accuracy_are_means_over_labelled_pieces() -> None:

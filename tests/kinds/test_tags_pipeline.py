@@ -11,6 +11,7 @@ import pytest
 
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.products import few
+from trnflow.tasks.kinds.tagged_words import units_in, written_in
 
 pytestmark = pytest.mark.slow  # one costly fixture for each form of the rows
 
@@ -67,16 +68,18 @@ def report_of(shell: InProcessShell) -> Any:
 
 
 def test_transformers_pipeline_gives_the_same_entities(project: tuple[InProcessShell, str]) -> None:
+    """But for words such as O'Brien, where the rows had words: to the pipeline they are three."""
     from transformers import pipeline
 
-    shell, _ = project
+    shell, form = project
     pipe = pipeline(
-        "token-classification", str(shell.folder / "consolidate"), aggregation_strategy="simple", device="cpu"
+        "token-classification", str(shell.folder / "consolidate"), aggregation_strategy="first", device="cpu"
     )
     rows = pq.read_table(shell.folder / "evaluate_model/predictions.parquet").to_pylist()
-    texts = [*TEXTS, *(row["text"] for row in rows)]
+    texts = [text for text in (*TEXTS, *(row["text"] for row in rows)) if form != "words" or is_plain(text)]
+    assert len(texts) > len(rows) // 2
     for export in ((), ("--export",)):
-        some = texts if not export else TEXTS
+        some = texts if not export else texts[:3]
         ours = shell.json("predict", "mine.yaml", *SMALL, *export, *some)["results"]
         assert sum(len(result["entities"]) for result in ours) > 2
         for mine, their, text in zip(ours, pipe(some), some, strict=True):
@@ -85,6 +88,11 @@ def test_transformers_pipeline_gives_the_same_entities(project: tuple[InProcessS
                  "end": one["end"], "score": pytest.approx(float(one["score"]), abs=1e-5)}
                 for one in their
             ]  # fmt: skip
+
+
+def is_plain(text: str) -> bool:
+    """Whether its words are runs of letters and digits, and single signs."""
+    return [*written_in(text)] == [*units_in(text)]
 
 
 def test_metrics_are_those_of_seqeval_on_the_predictions(project: tuple[InProcessShell, str]) -> None:
