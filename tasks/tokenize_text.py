@@ -259,9 +259,9 @@ def reads_pairs(texts: TextsMeta) -> bool:
 def _identity(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> Meta:
     """Return what a shard's tokens depend on besides its rows."""
     shape: Meta = {name: texts.meta[name] for name in ("task", "framed", "templates") if name in texts.meta}
-    params = {**shape, **keyed_params(config)}
     if end_tokens := template_tokens(out.path / "tokenizer", texts.meta):
         shape["end_tokens"] = end_tokens
+    params = {**shape, **keyed_params(config)}
     tokenizer = {path.name: sha256_file(path) for path in sorted((out.path / "tokenizer").iterdir())}
     # of a trained tokenizer its files count, not the training's settings
     del params["train"]

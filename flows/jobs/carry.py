@@ -20,6 +20,7 @@ from trnflow.flows.runner.own_code import own_code
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.errors import CodeError, ConfigError
 from trnflow.tasks.keys.hash_cache import sha256_file
+from trnflow.tasks.sources.model_sizes import TOOL_TEMPLATE
 from trnflow.tasks.sources.model_source import GENERATION, TOKENIZER_FILES, WEIGHT_ENDS, model_source
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.store import Store
@@ -249,6 +250,7 @@ def _model_files(folder: Path) -> list[str]:
     """Return the files of a model's folder that stages read."""
     names = sorted(os.listdir(folder))
     read = [name for name in names if name in (GENERATION, *TOKENIZER_FILES) or name.endswith((".json", *WEIGHT_ENDS))]
+    read += [TOOL_TEMPLATE] * (folder / TOOL_TEMPLATE).is_file()
     return read + [f"{name}/config.json" for name in names if (folder / name / "config.json").is_file()]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.sources.model_sizes import TEMPLATE
+from trnflow.tasks.sources.model_sizes import CHAT_TEMPLATE, TEMPLATE, TOOL_TEMPLATE
 
 
 def special_tokens(folder: Path) -> dict[str, str] | None:
@@ -33,10 +33,10 @@ def special_texts(folder: Path) -> tuple[str, ...]:
 
 
 def chat_templates(folder: Path) -> dict[str, str]:
-    """Return {name such as `default`: Jinja template} from `chat_template.jinja`, else tokenizer_config.json."""
-    file = folder / "chat_template.jinja"
-    if file.exists():
-        return {"default": file.read_text(encoding="utf-8")}
+    """Return {name such as `default`: Jinja template} from the files of templates, else tokenizer_config.json."""
+    files = {"default": folder / CHAT_TEMPLATE, "tool_use": folder / TOOL_TEMPLATE}
+    if files["default"].exists():
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items() if file.exists()}
     stored = read_object(folder / "tokenizer_config.json").get("chat_template")
     entries = stored if isinstance(stored, list) else [{"name": "default", "template": stored}]
     named = {entry.get("name"): entry.get("template") for entry in entries if isinstance(entry, dict)}

@@ -56,6 +56,7 @@ def stand_in(config: StandInConfig, model: Source, out: Workdir) -> Meta:
     for folder, names in ((tokenizer_folder(model), TOKENIZER_FILES), (model_folder(model), (GENERATION,))):
         for name in names:
             if folder is not None and (folder / name).is_file():
+                (out.path / name).parent.mkdir(exist_ok=True)
                 shutil.copyfile(folder / name, out.path / name)
     return {"settings": settings, "parameters": sum(parameter.numel() for parameter in large.parameters())}
 

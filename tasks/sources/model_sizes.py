@@ -28,11 +28,13 @@ VOCABULARY = 64 << 20
 """Most bytes of a file with a vocabulary: Gemma 3 has 33 MB."""
 TEMPLATE = 1 << 20
 """Most bytes of a chat template: the largest of published models have 30 kB."""
+CHAT_TEMPLATE, TOOL_TEMPLATE = "chat_template.jinja", "additional_chat_templates/tool_use.jinja"
+"""The files of a tokenizer's chat template, and of the one for conversations with tools, as transformers saves them."""
 FILES = {
     **dict.fromkeys(("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model"), VOCABULARY),
     **dict.fromkeys(("config.json", "generation_config.json", "trnflow.json", "tokenizer_config.json"), CONFIG),
     **dict.fromkeys(("special_tokens_map.json", "added_tokens.json", "vocab.txt"), CONFIG),
-    "chat_template.jinja": TEMPLATE,
+    **dict.fromkeys((CHAT_TEMPLATE, TOOL_TEMPLATE), TEMPLATE),
 }
 """{file of a model's folder: its most bytes}"""
 

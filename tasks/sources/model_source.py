@@ -17,8 +17,10 @@ from trnflow.tasks.sources.hub_client import expect_files
 from trnflow.tasks.sources.hub_errors import described, files_due, hub_errors
 from trnflow.tasks.sources.model_sizes import (
     ADAPTER,
+    CHAT_TEMPLATE,
     CONFIG,
     FILES,
+    TOOL_TEMPLATE,
     check_files,
     check_held,
     check_parsed,
@@ -32,8 +34,8 @@ from trnflow.tasks.sources.weight_files import parse_small
 from trnflow.tasks.system.redaction import fill_variables
 
 TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", CHAT_TEMPLATE,
+    TOOL_TEMPLATE, "vocab.txt", "vocab.json", "merges.txt", "tokenizer.model", "spiece.model",
 )  # fmt: skip
 WEIGHT_ENDS = (".safetensors", ".safetensors.index.json")
 GENERATION = "generation_config.json"
@@ -180,7 +182,7 @@ def _resolve_folder(folder: Path, resolver: Resolver) -> Meta:
     _refuse_pickles(str(folder), names)
     check_files(folder)
     weights = [name for name in names if name.endswith(WEIGHT_ENDS)]
-    tokenizer = [name for name in names if name in TOKENIZER_FILES]
+    tokenizer = sorted(name for name in TOKENIZER_FILES if (folder / name).is_file())
     read = weights + tokenizer + [name for name in names if name == GENERATION]
     digests = dict(zip(read, resolver.memo.digests([folder / name for name in read]), strict=True))
     return {

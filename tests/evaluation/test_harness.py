@@ -17,7 +17,7 @@ from trnflow.tasks.data import limited_process
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.harness import HarnessConfig, harness_source, harness_version
 from trnflow.tasks.evaluation.harness_files import harness_files
-from trnflow.tasks.evaluation.harness_process import limit_templates
+from trnflow.tasks.evaluation.harness_process import _rows, limit_templates
 from trnflow.tasks.keys.hash_cache import sha256_file
 from trnflow.tasks.run_harness import needs, run_harness
 from trnflow.tasks.sources.resolver import Resolver
@@ -202,3 +202,14 @@ def test_a_model_s_chat_template_is_rendered_with_limits(
         tokenizer.apply_chat_template(asked, tokenize=False, chat_template="{{ raise_exception('no system') }}")
     with pytest.raises(ConfigError, match=f"the model's chat template: .*{error}"):
         tokenizer.apply_chat_template(asked, tokenize=False, chat_template=template)
+
+
+def test_the_error_beside_a_value_is_that_of_its_own_filter() -> None:
+    values = {"alias": "mine", "em,strict": 0.5, "em_stderr,strict": 0.1, "em,none": 0.75, "em_stderr,none": "N/A"}
+    found = {
+        "results": {"mine": values}, "higher_is_better": {"mine": {"em": True}}, "versions": {"mine": 1},
+        "n-shot": {"mine": 0}, "n-samples": {"mine": {"effective": 8}},
+    }  # fmt: skip
+    assert [(each["filter"], each["value"], each["stderr"], each["documents"]) for each in _rows(found)] == [
+        ("strict", 0.5, 0.1, 8), ("none", 0.75, None, 8),
+    ]  # fmt: skip

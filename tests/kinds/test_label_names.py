@@ -100,3 +100,9 @@ def test_sound_names_are_not_remarked(shared: Path) -> None:
     arxiv = ["cs.AI", "cs.CL", "stat.ML", "math.ST", "cs.LG", "q-bio.QM", "cs", "stat", "math", "1", "10", "01x"]
     for names in (emotions, genres, arxiv):
         assert [*alike(names), *made_of_others(names), *say_the_same(names)] == []
+
+
+def test_a_few_of_many_labels_that_are_made_of_others_are_no_remark() -> None:
+    made, letters = ["a b", "c d", "e f"], [*"abcdefghijklmnopqrst"]
+    assert not [*made_of_others([*letters, *made])] and [*made_of_others([*letters[:6], *made])]
+    assert not [*made_of_others([*letters[:4], *made[:2]])], "two are too few"

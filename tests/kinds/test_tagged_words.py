@@ -332,3 +332,15 @@ def test_a_word_that_no_token_begins_gives_its_label_to_none() -> None:
     words = [{"start": 2, "end": 4, "label": 1}, {"start": 4, "end": 6, "label": 2}]
     assert first_pieces("abXcdEf", [(0, 4), (4, 6), (6, 7)], words) == [IGNORED, 2, IGNORED]
     assert first_pieces("abXcdEf", [(0, 2), (2, 3), (3, 5), (5, 7)], words) == [IGNORED, 1, IGNORED, 2]
+
+
+def test_a_blank_that_separates_nothing_is_a_word(tmp_path: Path) -> None:
+    (tmp_path / "t.conll").write_text("Ann B-x\n\u00a0 O\n\u3000 O\n", encoding="utf-8")
+    (batch,) = open_file(tmp_path / "t.conll", "conll", "t.conll").batches(["words"])
+    assert batch.to_pylist() == [{"words": ["Ann", "\u00a0", "\u3000"]}]
+
+
+def test_labels_of_spans_may_be_given_as_types_or_as_tags() -> None:
+    for given in (("name", "place"), ("O", "B-name", "I-name", "B-place")):
+        config = FormatConfig(task="token_classification", target="spans", labels=given)
+        assert FORMATS[config.task].labels_of(config, list, []) == LABELS

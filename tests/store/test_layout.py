@@ -10,6 +10,8 @@ import pytest
 from tests.helpers.stores import record_of
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import sha256_bytes
+from trnflow.tasks.store.backend import Entry
+from trnflow.tasks.store.garbage.trash import into_trash, read_trash
 from trnflow.tasks.store.layout import checked_manifest, checked_record, record_name
 
 GOOD = sha256_bytes(b"evil")
@@ -58,3 +60,9 @@ def test_a_record_is_that_of_its_key_alone() -> None:
         checked_record(record_name("s", "f" * 64), json.dumps(record).encode())
     with pytest.raises(ValueError, match="its schema is 9"):
         checked_record(record_name("s", key), json.dumps(record | {"schema": 9}).encode())
+
+
+def test_of_a_file_that_went_to_the_trash_twice_the_later_one_comes_back() -> None:
+    name = "records/s/1"
+    entries = [Entry(into_trash(name, at), 1, 0.0) for at in (999.0, 20_000.0, 3_000.0)]
+    assert read_trash([*entries, Entry("trash/clock", 0, 0.0)]) == {name: entries[1]}

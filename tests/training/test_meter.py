@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -96,3 +97,9 @@ def test_time_elsewhere_is_left_out_of_the_whole_and_of_the_lap() -> None:
         pass
     meters.add_elsewhere(3.0)
     assert meters.whole.elsewhere == meters.lap.elsewhere >= 3.0
+
+
+def test_both_texts_of_a_labelled_row_attend_to_each_other() -> None:
+    """Segment ids of a row with two texts are token types plus 1."""
+    pair = replace(rows_of([3, 2], length=8), targets=np.zeros(1, np.int32))
+    assert flops_per_batch(Costs(0, 1), pair, causal=False) == 25

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.pair_answers import numbers_of
 from trnflow.tasks.training.preference_losses import PREFERENCES, Answers
 
 PAIRS = 6
@@ -90,3 +91,13 @@ def test_a_loss_is_its_equation(case: str) -> None:
     answers = Answers(**{name: torch.from_numpy(each)[None] for name, each in given.items()})
     loss, _ = PREFERENCES[config.objective].loss(config, answers)
     np.testing.assert_allclose(loss[0].numpy(), equation(config, of), rtol=1e-6)
+
+
+def test_surprise_is_a_mean_over_the_tokens_of_a_batch_and_the_rest_over_its_pairs() -> None:
+    config = TrainConfig(engine="native", objective="orpo")
+    pairs, none = torch.tensor([[[-2.0, -9.0], [-4.0, -8.0]]]), torch.zeros(1, 2)
+    there, surprise = torch.ones(1, 2, dtype=torch.bool), torch.tensor([[3.0, 5.0]])
+    found = Answers(pairs, torch.full((1, 2, 2), 4.0), torch.zeros(1, 2, 2), there, surprise, none, none)
+    alone, shared = (numbers_of(config, found, share) for share in (0.0, 0.25))
+    assert float(shared[0] - alone[0]) == pytest.approx(0.25 * 8.0)
+    torch.testing.assert_close(shared[1:], alone[1:])

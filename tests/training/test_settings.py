@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from trnflow.tasks.config import keyed_params
 from trnflow.tasks.train import TrainConfig
 
 
@@ -27,3 +28,12 @@ def test_lora_that_is_null_has_the_key_of_lora_with_its_defaults() -> None:
         for more in ({}, {"lora": None}, {"lora": {}})
     )
     assert plain == null == written and null.lora is not None
+
+
+def test_the_order_of_rates_is_in_the_key_because_the_first_that_fits_counts() -> None:
+    rates = {"layers": 1e-3, "layers.0": 1e-4}
+    keyed = [
+        keyed_params(TrainConfig(engine="native", learning_rate_mapping=each))
+        for each in (rates, dict(rates), dict(reversed(rates.items())))
+    ]
+    assert keyed[0] == keyed[1] != keyed[2]

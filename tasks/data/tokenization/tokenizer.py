@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.special_tokens import read_object, special_tokens
+from trnflow.tasks.data.special_tokens import chat_templates, read_object, special_tokens
 from trnflow.tasks.data.tokenization.folder_settings import (
     AS_IT_IS,
     TOKENIZER_CONFIG,
@@ -23,6 +23,7 @@ from trnflow.tasks.data.tokenization.folder_settings import (
     obey,
 )
 from trnflow.tasks.errors import ModelError
+from trnflow.tasks.sources.model_sizes import CHAT_TEMPLATE, TOOL_TEMPLATE
 from trnflow.tasks.sources.model_source import TOKENIZER_FILES
 from trnflow.tasks.stage import write_json
 
@@ -159,10 +160,14 @@ def save_tokenizer(
     """Write a tokenizer as `PreTrainedTokenizerFast` loads it. source: the folder it was read from, which is copied;
     None if it was trained here; settings: replace those of tokenizer_config.json; added: what `add_tokens` returned."""
     to.mkdir(parents=True)
-    for name in TOKENIZER_FILES:
+    templates = chat_templates(source) if source is not None and (source / TOOL_TEMPLATE).exists() else {}
+    for name in {*TOKENIZER_FILES} - ({CHAT_TEMPLATE, TOOL_TEMPLATE} if templates else {TOOL_TEMPLATE}):
         if source is not None and (source / name).exists():
             shutil.copyfile(source / name, to / name)
     own = read_object(to / TOKENIZER_CONFIG) or {"tokenizer_class": "PreTrainedTokenizerFast", **loaded.special}
+    # the folder written has no folders in it; transformers reads several templates here, too
+    if templates:
+        own = {**own, "chat_template": [{"name": name, "template": text} for name, text in templates.items()]}
     if added or loaded.obeyed.is_changed or not (to / TOKENIZER_JSON).exists():
         loaded.tokenizer.save(str(to / TOKENIZER_JSON))
     # a list of the added tokens beside tokenizer.json must name the new ones too

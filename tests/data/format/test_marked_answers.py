@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from trnflow.tasks.data.format.config import FormatConfig, is_chat
 from trnflow.tasks.data.format.marked_answers import marked_maker
 from trnflow.tasks.data.format.preferences import TIED
 
@@ -34,3 +35,9 @@ def test_a_marked_answer_is_one_example(label: Any, mark: int) -> None:
         {"prompt": "Why? ", "completion": "So.", "label": label}, "row 1"
     ).examples
     assert made["label"] == mark and [part["text"] for part in made["parts"]] == ["Why? ", "So."]
+
+
+def test_completions_that_are_messages_are_chats() -> None:
+    unpaired = FormatConfig(task="unpaired_preference")
+    assert is_chat(unpaired, {"nested": ["prompt", "completion"]}) and not is_chat(unpaired, {"nested": []})
+    assert not is_chat(FormatConfig(task="preference"), {"nested": ["completion"]})

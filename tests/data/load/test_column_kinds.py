@@ -24,6 +24,7 @@ from trnflow.flows.authoring.write import complete, recipe_text
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.row_format import RowFormat
 from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.data.load.row_sizes import row_sizes
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.prediction.prompts import shape_of
 from trnflow.tasks.prediction.row_files import RowFile
@@ -299,3 +300,9 @@ def test_predict_reads_a_file_s_texts_as_training_did(
         rows = [row for _, row in RowFile(source, ["body"], [])]
         texts = [shape.of_row(row, "row")[0]["text"] for row in rows if row["body"] is not None]
         assert [text for text in texts if text] == [text for text in told if text]
+
+
+def test_each_row_of_a_run_has_the_size_of_its_own_value() -> None:
+    runs = pa.RunEndEncodedArray.from_arrays(pa.array([2, 5], pa.int32()), pa.array(["a" * 10, "bb"]))
+    assert row_sizes(runs).tolist() == [14, 14, 6, 6, 6]
+    assert row_sizes(runs.slice(1, 3)).tolist() == [14, 6, 6]

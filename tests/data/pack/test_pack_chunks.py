@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -335,3 +336,10 @@ def test_emotion_in_few_lengths(bench, shared):
     assert packed.meta["metrics"]["efficiency"] > 0.7
     names = {path.name for path in (packed.path / "tokenizer").iterdir()}
     assert {"tokenizer.json", "tokenizer_config.json"} <= names
+
+
+def test_what_tokenising_dropped_stays_counted_beside_what_is_too_long(bench, tmp_path):
+    tokens = tokens_of(tmp_path, train=[4, 20, 5])
+    before = {**tokens.meta, "dropped": {"unsupervised": 3}}
+    packed = bench.packed(replace(tokens, meta=before), strategy="bfd", chunk_length=8, overlong="drop")
+    assert packed.meta["dropped"] == {"unsupervised": 3, "too_long_to_pack": 1}

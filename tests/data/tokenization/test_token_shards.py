@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trnflow.tasks.data.tokenization.token_shards import ROW, content_digest, cut_shards
+from trnflow.tasks.data.tokenization.token_shards import ROW, content_digest, cut_shards, texts_of
 
 PARTS = pa.list_(pa.struct([("text", pa.string()), ("train", pa.bool_())]))
 Rows = list[Any]
@@ -102,3 +102,11 @@ def test_rows_that_are_all_alike_are_cut_by_size() -> None:
     counts = [shard.num_rows for shard in cut_shards(classified([("same", 0)] * 10_000).to_batches(), 3600)]
     assert len(set(counts[:-1])) == 1
     assert 50 <= counts[0] <= 200
+
+
+def test_flags_that_parts_lack_are_false_and_a_prompt_ends_with_its_part() -> None:
+    parts = pa.array([[{"text": "ab", "train": True}, {"text": "é"}], [{"text": "c", "ends_prompt": True}]])
+    texts = texts_of(pa.table({"parts": parts}))
+    assert texts.train.tolist() == [True, False, False] and texts.ends_prompt.tolist() == [False, False, True]
+    assert not texts.plain.any() and not texts.held_out.any()
+    assert texts.prompts.tolist() == [5] and texts.rows.tolist() == [0, 4, 5]

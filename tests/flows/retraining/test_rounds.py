@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,13 +10,16 @@ from typing import Any
 import pytest
 
 from tests.flows.champions.conftest import write_tiny
+from tests.helpers.runs import context
+from tests.helpers.stores import new_store
+from trnflow.flows.cli.model import retrain_command
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended
 from trnflow.flows.retraining.outcome import Retrained
 from trnflow.flows.runner.context import context_of, open_store
 from trnflow.tasks.errors import ConfigError, DataError, Interrupted
-from trnflow.tasks.events import EventLog
+from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.store.ledger import read_ledger
 
 PROMOTED = Retrained("tiny", "r1", True, "the first champion", promoted=True, challenger="m1")
@@ -35,7 +39,9 @@ def outcome_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     store = open_store(recipe)
     store.prepare()
 
-    def outcome(rounds: list[Retrained], data: list[str], changes: list[bool | Exception]) -> tuple[Retrained, Any]:
+    def outcome(
+        rounds: list[Retrained], data: list[str], changes: list[bool | Exception], change: Any = None
+    ) -> tuple[Retrained, Any]:
         left, looks, plans = list(rounds), list(data), list(changes)
 
         def find_change(*_: object, **__: object) -> object:
@@ -55,7 +61,8 @@ def outcome_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         monkeypatch.setattr(retraining, "find_change", find_change)
         monkeypatch.setattr(retraining, "present_data", lambda *_, **__: looks.pop(0) and looks[0])
         monkeypatch.setattr(retraining, "train_and_judge", lambda *_: left.pop(0))
-        done = retraining.retrain(context_of(recipe, store), EventLog(), lambda *_: pytest.fail("it is not trained"))
+        train = lambda *_: pytest.fail("it is not trained")  # noqa: E731
+        done = retraining.retrain(context_of(recipe, store), EventLog(), train, change=change)
         assert not left and not plans
         return done, newest_ended(store, "tiny")
 
@@ -111,3 +118,20 @@ def test_a_defect_of_the_program_counts_as_a_failure_and_is_raised(
     newest = read_ledger(store, "tiny").newest
     assert newest is not None and (newest["outcome"], newest["stands"]["failures"]) == ("failed", 1)
     assert "ZeroDivisionError" in newest["why"] and (newest["error"] or {})["message"] == newest["why"]
+
+
+def test_a_finding_of_before_the_ledger_s_last_entry_is_found_anew(outcome_of: Any) -> None:
+    stale = SimpleNamespace(is_changed=True, data="a", ledger=7, why="new rows")
+    done, record = outcome_of([], ["a", "a"], [False], stale)
+    assert not done.changed and (record.outcome, record.data) == ("unchanged", "a")
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_command_waits_for_another_retrain_if_it_is_told_to(
+    wait: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(retraining, "retrain", lambda context, log, train, **more: given.update(more) or KEPT)
+    options, change = Namespace(offline=False, wait=wait), SimpleNamespace(is_changed=True)
+    done = retrain_command._directly(options, context(new_store(tmp_path)), change, Reader())  # type: ignore[arg-type]
+    assert done == KEPT and given == {"wait": wait, "change": change}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import pytest
 from tests.helpers.runs import context, step
 from tests.helpers.stores import new_store
 from trnflow.flows.runner.mlflow_log import for_mlflow
-from trnflow.tasks.events import Event, Reader, RunState
+from trnflow.flows.runner.run_log import begin_log
+from trnflow.tasks.events import Event, Reader, RunState, log_file
 from trnflow.tasks.store.layout import blob_name
 
 
@@ -39,3 +41,12 @@ def test_plots_that_the_store_has_lost_are_a_remark(tmp_path: Path, is_lost: boo
     else:
         assert made["plots"] == ["curve.png", "report.html"] and not notes.texts
         assert "plots" not in for_mlflow(context(store, notes), step("evaluate_model", "hit", artifact=artifact))
+
+
+def test_the_tags_of_a_run_are_on_its_log(tmp_path: Path) -> None:
+    store = new_store(tmp_path)
+    opened = context(store, run="one", settings=["tracking.enabled=true"])
+    with begin_log(opened, tags={"study": "tiny"}):
+        pass
+    begun = json.loads(log_file(store.home, "one").read_text().splitlines()[0])
+    assert begun["tracking"]["tags"] == {"study": "tiny"}

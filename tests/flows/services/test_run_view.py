@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
 from trnflow.flows.services.run_view.sweep import SweepPage
+from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.system import redaction
@@ -132,3 +134,13 @@ def test_a_sweep_sends_prefect_no_secret(monkeypatch: pytest.MonkeyPatch) -> Non
     SweepPage(page).show({"study": "s", "metric": "loss", "trials": [trial], "best": None, "winner": None})  # type: ignore[arg-type]
     ((_, sent),) = page.sent
     assert (sent["table"][0]["error"], sent["table"][0]["data.source"]) == ("401 for ***", "https://***@host/x")
+
+
+def test_the_table_of_an_artifact_shows_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trnflow.flows.services.run_view.artifacts import describe  # imports Prefect
+
+    monkeypatch.setattr(redaction, "_known", {})
+    redaction.add_secret("hunter42-of-the-store")
+    step: Any = SimpleNamespace(name="train", action="ran", key="k", metrics={"loss": 0.5}, figures={})
+    table = describe(step, Artifact("sha256:1", "weights", {}, ()), "s3://hunter42-of-the-store@bucket/blobs/1")
+    assert "hunter42" not in table and "| manifest | `s3://***@bucket/blobs/1` |" in table and "| loss | 0.5 |" in table

@@ -100,3 +100,11 @@ def test_tied_parameters_that_differ_in_the_files_are_refused(tmp_path: Path) ->
     save_file(values | {"lm_head.weight": values[name] + 1}, file, {"format": "pt"})
     with pytest.raises(ModelError, match="hold different values"):
         PretrainedWeights(tmp_path, model)
+
+
+@pytest.mark.parametrize("family", ["llama", "mixtral"])
+def test_a_part_of_a_parameter_is_that_part(family: str, tmp_path: Path) -> None:
+    model, weights = saved(tmp_path, family)
+    for name, value in model.named_parameters():
+        at = tuple(slice(size // 2, None) for size in value.shape)
+        assert torch.equal(weights.part(name, at), value[at])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -172,3 +174,22 @@ def test_products_of_heads_are_what_a_mask_gives(heads: tuple[int, int]) -> None
     for scale in (None, 0.3):
         found, _ = attend_heads(module, query, key, value, mask, scaling=scale)
         torch.testing.assert_close(found, masked(query, key, value, ids, scale))
+
+
+@pytest.mark.parametrize(("window", "wanted"), [(None, -1), (1, 0), (4, 3)])
+def test_a_sliding_window_counts_the_position_itself(
+    window: int | None, wanted: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """transformers lets a position attend to `sliding_window` positions with itself, the kernel to so many before it."""
+    asked = []
+
+    def stand_in(query, *_, window_size, **__):
+        asked.append(window_size)
+        return query
+
+    kernel: Any = ModuleType("torch.nn.attention.varlen")  # which torch has from 2.11 on
+    kernel.varlen_attn = stand_in
+    monkeypatch.setitem(sys.modules, "torch.nn.attention.varlen", kernel)
+    bounds = torch.tensor([0, 8], dtype=torch.int32)
+    attend_varlen(None, *[torch.ones(1, 2, 8, 8)] * 3, None, documents=bounds, sliding_window=window)
+    assert asked == [(wanted, 0)]

@@ -9,13 +9,13 @@ import torch
 
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
-from trnflow.tasks.training.layout.slices import ShardLayout
+from trnflow.tasks.training.layout.slices import ShardLayout, piece
 from trnflow.tasks.training.native.optimizers import UPDATES
 from trnflow.tasks.training.native.updates import Adafactor, FusedAdamW
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
-from trnflow.tasks.training.partition_specs import Mesh, Shape
-from trnflow.tasks.training.world import ALONE
+from trnflow.tasks.training.partition_specs import Mesh, Shape, Spec
+from trnflow.tasks.training.world import ALONE, World
 
 CPU = torch.device("cpu")
 RATE, STEPS = 1e-3, 150
@@ -113,3 +113,15 @@ def test_a_rounded_weight_lies_beside_the_one_in_fp32(optimizer: str) -> None:
         assert ((weight.float() - value).abs() <= value.abs() / 128).all()
     for mine, theirs in zip(one.state(), other.state(), strict=True):
         assert torch.allclose(mine.value, theirs.value, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("spec", [(None, None), ("data", None), (None, "model"), ("data", "model")], ids=str)
+def test_what_ranks_add_up_for_adafactor_is_the_whole_once(spec: Spec) -> None:
+    mesh, whole = Mesh(2, 2), torch.rand(4, 6)
+    specs, shapes = {"matrix": spec}, {"matrix": (4, 6)}
+    total = 0.0
+    for rank in range(4):
+        world = World(rank, mesh)
+        (state,) = Adafactor(ShardLayout("toy", mesh, shapes, specs, specs, specs, {}, {}), world, CPU, None)._all
+        total += float(piece(whole, spec, world).sum()) * state.share
+    assert total == pytest.approx(float(whole.sum()))
