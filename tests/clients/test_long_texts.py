@@ -51,7 +51,7 @@ def test_a_tokenizer_that_cuts_on_the_left_keeps_the_end_of_reviews_everywhere(
     shell = InProcessShell(tmp_path)
     notes = shell("run", "mine.yaml", "--direct", *SMALL).stderr
     assert "cut at their beginning, as the tokenizer's truncation_side says" in notes
-    assert "model_max_length 32 by 48, padding_side left by right" in notes
+    assert "model_max_length 32 -> 48, padding_side left -> right" in notes
     assert shell("get", "mine.yaml", "consolidate", "folder", *SMALL).returncode == 0
     ours = shell.json("predict", "mine.yaml", *SMALL, *texts)["results"]
     assert min(answer["cut"] for answer in ours) > 20

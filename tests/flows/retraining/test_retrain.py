@@ -276,7 +276,7 @@ def test_a_second_retrain_ends_at_once_and_a_killed_one_leaves_the_way_free(tiny
         assert tiny.json(*command, *warm)["artifact"] == predicted["model"]
     for command in (("plan", "tiny.yaml"), ("explain", "tiny.yaml", "train")):
         note, *promise = tiny.json(*command, *warm)["notes"]
-        assert [said[:30] for said in promise] == ["on 160 frozen rows a challenge"] * (command[0] == "plan")
+        assert [said[:30] for said in promise] == ["on 160 frozen rows only a mode"] * (command[0] == "plan")
         assert f"made the model {third['challenger'][:19]}" in note and "without 7 training rows" in note
     assert tiny.json("promote", "tiny.yaml", *warm)["challenger"] == third["challenger"]
     again = retrain(tiny, *warm)
