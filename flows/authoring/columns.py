@@ -7,7 +7,7 @@ import re
 from trnflow.flows.authoring.draft import Question, listed
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.errors import ConfigError, DataError
-from trnflow.tasks.kinds.multi_label import bare, written_list
+from trnflow.tasks.kinds.written_lists import bare, written_list
 
 TEXTS = (
     "text", "body", "content", "review", "review_text", "review_body", "sentence", "tweet", "comment", "message",

@@ -7,7 +7,7 @@ from typing import Any
 
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.errors import ConfigError
-from trnflow.tasks.kinds.multi_label import any_list
+from trnflow.tasks.kinds.written_lists import any_list
 
 WORDS = ("words", "tokens", "text", "sentence")
 """Names that columns of words usually have, the likeliest first."""

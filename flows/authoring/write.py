@@ -129,8 +129,7 @@ def complete(
         data["columns"] = {**data.get("columns", {}), by: by}
     elif missing:
         draft.also += _groups(draft, looked)
-    if not usable:
-        draft.also += _own_splits(draft, looked)
+    draft.also += [] if usable else _own_splits(draft, looked)
     if draft.base in ENCODERS:
         if draft.base == "classify" and missing and looked.rows < FEW_ROWS and not by:
             data["stratify"] = True
@@ -142,8 +141,7 @@ def complete(
     if not looked.is_whole or looked.rows > MANY_ROWS:
         rows = f"{'more than ' * (not looked.is_whole)}{looked.rows:,} rows"
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
-    length = _length(draft, model)
-    chunk = length
+    length = chunk = _length(draft, model)
     if draft.base in COMPARING:  # whose chunks hold both answers
         length = min(length, LENGTHS[-1] // 2)
         chunk = 2 * length

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.data.format.row_format import has_pairs, read_row_format
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError, TrnflowError
 from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.system.model_process import EAGER as EAGER
@@ -33,6 +33,8 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
         loads = getattr(auto, kind.auto_class).from_pretrained
         # unless told, transformers asks on the terminal whether it may run the folder's code
         model = loads(folder, local_files_only=True, trust_remote_code=False, dtype="auto")
+    except (TrnflowError, MemoryError):  # such as a signal's
+        raise
     except Exception as error:  # a folder from elsewhere: any field of config.json may end in an error of its own
         raise ModelError(
             f"the consolidated model can't be loaded for {task}: {error}",

@@ -6,11 +6,8 @@ threshold, one for all labels, that gives the best micro F1 on validation.
 
 from __future__ import annotations
 
-import ast
 import difflib
-import re
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +16,7 @@ from trnflow.tasks.errors import DataError
 from trnflow.tasks.kinds.kind import Metric, Row
 from trnflow.tasks.kinds.label_names import alike, made_of_others
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, loss_metric, value_of
-from trnflow.tasks.system.json_numbers import loads
+from trnflow.tasks.kinds.written_lists import bare, written_list
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,39 +25,8 @@ MOST_LABELS = 10_000
 THRESHOLD = "threshold"
 BITS = {"0": 0.0, "1": 1.0, "false": 0.0, "true": 1.0, "0.0": 0.0, "1.0": 1.0}
 ZERO_OR_ONE = ("0", "1", "0.0", "1.0", "0.", "1.")
-_NO_COMMA = re.compile(r"""(['"])\s+(?=['"])""")
-_NAN = re.compile(r"(?<=[\[(,\s])nan(?=[\]),\s])")
-_BARE = re.compile(r"\[[^][]*\]|\{[^{}:]*\}", re.DOTALL)
-_NUMBERS = re.compile(r"\s*-?[\d.]+(\s+-?[\d.]+)*\s*")
 BETWEEN = (",", ";", "|")
 """What stands between the labels of a cell: the first of these that the column's cells have."""
-
-
-def written_list(text: str) -> list[Any] | None:
-    """Return the list of names or numbers that a text is in Python or JSON, as pandas writes lists into CSV; else None."""
-    some = any_list(text)
-    return None if some is None or any(isinstance(each, list | dict | tuple) for each in some) else some
-
-
-def any_list(text: str) -> list[Any] | None:
-    """Return what `written_list` does, also of lists that hold lists or objects."""
-    text = text.strip()
-    if text[:1] + text[-1:] not in ("[]", "()", "{}"):
-        return None
-    # numpy writes no commas, and Python would join the texts; pandas writes a missing one as nan
-    ways = ((loads, text), (ast.literal_eval, _NO_COMMA.sub(r"\1, ", text)), (ast.literal_eval, _NAN.sub("None", text)))
-    for read, written in ways:
-        with suppress(ValueError, SyntaxError, MemoryError, RecursionError):
-            value = read(written)
-            is_list = isinstance(value, list | tuple) or value == {}
-            return sorted(value, key=str) if isinstance(value, set) else [*value] if is_list else None
-    return text[1:-1].split() if text[0] == "[" and _NUMBERS.fullmatch(text[1:-1]) else None
-
-
-def bare(text: str) -> str:
-    """Return a text without the brackets of a list whose names have no quotes."""
-    text = text.strip()
-    return text[1:-1] if _BARE.fullmatch(text) else text
 
 
 def _counts(expected: Any, decided: Any) -> Any:

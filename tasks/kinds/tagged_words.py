@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any
 
 from trnflow.tasks.errors import DataError
-from trnflow.tasks.kinds.multi_label import any_list
+from trnflow.tasks.kinds.written_lists import any_list
 
 OUTSIDE = "O"
 _TAG = re.compile(r"[BI]-(.+)", re.DOTALL)

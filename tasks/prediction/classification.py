@@ -60,12 +60,8 @@ class Classifier:
     """A text classifier, loaded from a folder. rows: its `trnflow.json`."""
 
     def __init__(self, folder: Path, rows: RowFormat, *, exported: bool) -> None:
-        self._name, self._kind, self._decision, self._settings = (
-            folder.name,
-            kind_of(rows.task),
-            rows.decision,
-            rows.settings,
-        )
+        self._name, self._kind = folder.name, kind_of(rows.task)
+        self._decision, self._settings = rows.decision, rows.settings
         with tokenizing(self._name):
             tokenizer = read_tokenizer(folder)
         self._program = _exported(folder) if exported else _eager(folder, rows.task)

@@ -21,7 +21,7 @@ from tests.helpers.small_models import Rows
 from tests.training.toys import packed_classes
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
-from trnflow.tasks.errors import ConfigError, DataError, MissingDependency, ModelError
+from trnflow.tasks.errors import ConfigError, DataError, Interrupted, MissingDependency, ModelError
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation.config import GenerationConfig
 from trnflow.tasks.evaluation.forward import single_row_seconds, token_losses
@@ -481,4 +481,16 @@ def test_code_in_a_model_s_folder_is_neither_run_nor_asked_for(tmp_path, monkeyp
     (tmp_path / "evil.py").write_text("raise SystemExit('the code ran')")
     monkeypatch.setattr("builtins.input", lambda text: "y")
     with pytest.raises(ModelError, match="trust_remote_code"):
+        load_model(tmp_path, "causal_lm")
+
+
+@pytest.mark.parametrize("error", [Interrupted("stopped by a signal", ""), MemoryError("no memory")])
+def test_a_signal_while_a_model_is_loaded_is_no_fault_of_its_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def stopped(*arguments: Any, **others: Any) -> None:
+        raise error
+
+    monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", stopped)
+    with pytest.raises(type(error)):
         load_model(tmp_path, "causal_lm")

@@ -194,7 +194,7 @@ FAULTS = [
           "rehearsal/test_sample_rows.py"),
     Fault("labels: names of several labels that look alike are never remarked", "tasks/format_prompts.py",
           "in kind.remarks_on_names(labels or ()):", "in ():", "kinds/test_label_names.py"),
-    Fault("labels: numbers as numpy writes them are one label", "tasks/kinds/multi_label.py",
+    Fault("labels: numbers as numpy writes them are one label", "tasks/kinds/written_lists.py",
           'return text[1:-1].split() if text[0] == "[" and _NUMBERS.fullmatch(text[1:-1]) else None', "return None",
           "kinds/test_targets.py"),
     Fault("labels: a list of 0 and 1 for all labels is a list of names", "tasks/kinds/multi_label.py",
