@@ -1,8 +1,9 @@
 """What the two commands give, beside what one would use instead: `python -m tests.bench.bench_defaults`.
 
 For each set, column and seed one process trains, and its predictions of the test rows are kept in a file: a run that is
-stopped goes on where it was. The whole takes a day on two cores; `--sets`, `--columns` and `--seeds` choose parts, `--table`
-measures nothing. The table has the mean over the seeds, and of each column the paired 95 % interval of `after` less it.
+stopped goes on where it was. The whole takes a day on two cores; `--sets`, `--columns` and `--seeds` choose parts. `--table`
+measures nothing: it prints the table of defaults.jsonl, which this repository keeps, and of `--out`. `--keep` writes both into
+that file. The table has the mean over the seeds, and of each column the paired 95 % interval of `after` less it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,17 @@ from tests.bench.defaults_data import SETS, Kind, Set, drawn
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+KEPT = Path(__file__).with_name("defaults.jsonl")
+"""What was measured: a line for each set, column and seed."""
 RESAMPLES = 1000
 MANY_SEEDS = 2000
 """Sets with at most so many rows are drawn with three seeds."""
 SETFIT_SEEDS = 600
 METRICS: dict[Kind, str] = {"classes": "accuracy", "labels": "micro-F1", "number": "Spearman", "tags": "span F1"}
+WIDTHS: dict[Kind, int] = {"classes": 1, "labels": 3, "number": 2, "tags": 3}
+"""How many numbers each test row adds to the metric."""
+Cells = dict[tuple[str, str, int], Any]
+"""What was measured of a set, column and seed."""
 
 
 def main() -> None:
@@ -38,19 +45,23 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+", choices=COLUMNS, default=list(COLUMNS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--table", action="store_true", help="print the table of what was measured")
+    parser.add_argument("--keep", action="store_true", help=f"write what was measured into {KEPT.name}")
     parser.add_argument("--one", nargs=3, metavar=("SET", "COLUMN", "SEED"), help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:
         name, column, seed = asked.one
         _measure(name, column, int(seed), asked.out)
         return
-    if not asked.table:
+    if not (asked.table or asked.keep):
         for seed in asked.seeds:
             for name in asked.sets:
                 for column in asked.columns:
                     if seed in _seeds(SETS[name], column) and not _file(asked.out, name, column, seed).exists():
                         _begin(name, column, seed, asked.out)
-    print(table(asked.out))
+    cells = kept() | _measured(asked.out)
+    if asked.keep:
+        _keep(cells)
+    print(table(cells))
 
 
 def _seeds(wanted: Set, column: str) -> range:
@@ -97,7 +108,7 @@ def _measure(name: str, column: str, seed: int, out: Path) -> None:
         found = {
             "metric": _value(wanted.kind, parts), "macro_f1": _macro_f1(wanted.kind, expected, predicted),
             "seconds": time.perf_counter() - begun, "processor_seconds": _processor() - spent, "rows": len(train),
-            "parts": parts.tolist(),
+            "commit": _commit(), "parts": [round(number, 4) for number in parts.ravel().tolist()],
         }  # fmt: skip
     to = _file(out, name, column, seed)
     to.with_suffix(".part").write_text(json.dumps(found))
@@ -108,6 +119,11 @@ def _measure(name: str, column: str, seed: int, out: Path) -> None:
 def _processor() -> float:
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
+
+
+def _commit() -> str:
+    told = subprocess.run(["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True)
+    return told.stdout.strip()
 
 
 def _parts(kind: Kind, expected: list[Any], predicted: list[Any]) -> NDArray[Any]:
@@ -146,44 +162,67 @@ def _macro_f1(kind: Kind, expected: list[Any], predicted: list[Any]) -> float | 
     return float(f1_score(expected, predicted, average="macro", zero_division=0)) if kind == "classes" else None
 
 
-def table(out: Path) -> str:
+def kept() -> Cells:
+    lines = [json.loads(line) for line in KEPT.read_text().splitlines()]
+    return {(line.pop("set"), line.pop("column"), line.pop("seed")): line for line in lines}
+
+
+def _measured(out: Path) -> Cells:
+    found: Cells = {}
+    for file in sorted(out.glob("*.json")):
+        name, column, seed = file.stem.split(".")
+        found[name, column, int(seed)] = json.loads(file.read_text())
+    return found
+
+
+def _keep(cells: Cells) -> None:
+    order = [(name, column, seed) for name in SETS for column in COLUMNS for seed in range(3)]
+    lines = (
+        json.dumps(dict(zip(("set", "column", "seed"), of, strict=True)) | cells[of]) for of in order if of in cells
+    )
+    KEPT.write_text("".join(f"{line}\n" for line in lines))
+
+
+def table(cells: Cells) -> str:
     """Return the results as Markdown. A cell: the mean of the metric, of classes with macro-F1; seconds; in brackets the paired
-    interval of `after` less it, and its seeds where they are fewer than three."""
+    interval of `after` less it, and its seeds where they are fewer than are asked for."""
     lines = [f"| set | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     for name, wanted in SETS.items():
-        found = {column: _results(out, name, column) for column in COLUMNS}
+        found = {column: _of(cells, name, column) for column in COLUMNS}
         if any(found.values()):
-            cells = [_cell(wanted.kind, found[column], found["after"], column) for column in COLUMNS]
-            lines.append(f"| {name} ({METRICS[wanted.kind]}) | {' | '.join(cells)} |")
+            shown = [_cell(wanted, found[column], found["after"], column) for column in COLUMNS]
+            lines.append(f"| {name} ({METRICS[wanted.kind]}) | {' | '.join(shown)} |")
     return "\n".join(lines)
 
 
-def _results(out: Path, name: str, column: str) -> dict[int, Any]:
-    files = ((seed, _file(out, name, column, seed)) for seed in range(3))
-    found = {seed: json.loads(file.read_text()) for seed, file in files if file.exists()}
+def _of(cells: Cells, name: str, column: str) -> dict[int, Any]:
+    found = {seed: cells[name, column, seed] for seed in range(3) if (name, column, seed) in cells}
     return {seed: result for seed, result in found.items() if "left_out" not in result}
 
 
-def _cell(kind: Kind, found: dict[int, Any], ours: dict[int, Any], column: str) -> str:
+def _cell(wanted: Set, found: dict[int, Any], ours: dict[int, Any], column: str) -> str:
     if not found:
         return "–"
     mean = sum(result["metric"] for result in found.values()) / len(found)
     shown = f"{mean:.3f}"
-    if kind == "classes":
+    if wanted.kind == "classes":
         shown += f" / {sum(result['macro_f1'] for result in found.values()) / len(found):.3f}"
     shown += f", {sum(result['seconds'] for result in found.values()) / len(found):.0f} s"
     both = sorted(found.keys() & ours.keys())
     if both and column != "after":
-        low, high = _interval(kind, [ours[seed]["parts"] for seed in both], [found[seed]["parts"] for seed in both])
+        low, high = _interval(
+            wanted.kind, [ours[seed]["parts"] for seed in both], [found[seed]["parts"] for seed in both]
+        )
         shown += f" ({low:+.3f} to {high:+.3f})"
-    return shown + (f"; seeds {', '.join(map(str, found))}" if len(found) < 3 else "")
+    return shown + (f"; seeds {', '.join(map(str, found))}" if len(found) < len(_seeds(wanted, column)) else "")
 
 
 def _interval(kind: Kind, ours: list[Any], theirs: list[Any]) -> tuple[float, float]:
     """Return the 95 % interval of ours less theirs: the test rows are drawn again, the same of all seeds and both."""
     import numpy as np
 
-    random, one, two = np.random.default_rng(0), np.array(ours), np.array(theirs)
+    random = np.random.default_rng(0)
+    one, two = (np.array(parts).reshape(len(parts), -1, WIDTHS[kind]) for parts in (ours, theirs))
     draws = random.integers(one.shape[1], size=(RESAMPLES, one.shape[1]))
     less = [
         np.mean([_value(kind, a[rows]) - _value(kind, b[rows]) for a, b in zip(one, two, strict=True)])
