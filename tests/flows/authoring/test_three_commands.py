@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from tests.conftest import PROJECT
@@ -80,37 +81,36 @@ def test_alpaca_and_trl(shell: Shell) -> None:
     answers(shell, "trl.yaml", "the printer is broken ->")
 
 
-def write_tickets(folder: Path) -> None:
-    rows = (PROJECT / "tasks/data/load/rows/tickets.jsonl").read_text().splitlines()
-    cells = [json.loads(row) for row in rows]
-    table = "text,team\n" + "".join(f'"{cell["text"]}",{cell["team"]}\n' for cell in cells)
-    (folder / "tickets.csv").write_text(table)
+def write_tweets(folder: Path, shared: Path) -> None:
+    """Write the file of the README: 500 rows of emotion."""
+    rows = pd.read_parquet(shared / "data/emotion/train.parquet").sample(500, random_state=0)
+    rows.rename(columns={"label_name": "emotion"})[["text", "emotion"]].to_csv(folder / "tweets.csv", index=False)
 
 
-def test_the_commands_of_the_readme(shell: Shell) -> None:
+def test_the_commands_of_the_readme(shell: Shell, shared: Path) -> None:
     """The file that the README names; settings that make a toy of it are the only addition. Each line that the README
     shows as printed is printed, but for numbers, and the end of a line that the README cuts off."""
-    write_tickets(shell.folder)
+    write_tweets(shell.folder, shared)
     section = (PROJECT / "README.md").read_text().partition("## Your own data")[2].partition("## ")[0]
     commands = re.findall(r"^    trnflow (new|run|predict) (.*?)(?: {2,}#.*| # .*)?$", section, re.MULTILINE)
     assert [command for command, _ in commands[:3]] == ["new", "run", "predict"]
     shown = [re.findall(r"^        (.+)$", part, re.MULTILINE) for part in re.split(r"(?m)^    trnflow ", section)[1:4]]
     assert all(shown)
-    made = shell("new", "tickets.csv", *TOY)
+    made = shell("new", "tweets.csv", *TOY)
     assert made.returncode == 0 and not {*shown[0]} - {*made.stdout.splitlines()}
-    ran = shell("run", "tickets.yaml", "--direct")
+    ran = shell("run", "tweets.yaml", "--direct")
     assert ran.returncode == 0, ran.stderr
     assert not unprinted("\n".join(shown[1]), ran.stdout + ran.stderr)
     text = re.findall(r'"(.*?)"', commands[2][1])[0]
-    answer = shell("predict", "tickets.yaml", text).stdout.strip()
+    answer = shell("predict", "tweets.yaml", text).stdout.strip()
     assert all(re.fullmatch(rf"[\d.]+  [a-z]+  {text}", line) for line in (answer, *shown[2]))
-    answers(shell, "tickets.yaml", text)
+    answers(shell, "tweets.yaml", text)
 
 
-def test_the_python_of_the_readme(shell: Shell) -> None:
+def test_the_python_of_the_readme(shell: Shell, shared: Path) -> None:
     """As written, but that `classify` has the toy's settings and a model that needs no hub."""
-    write_tickets(shell.folder)
-    assert shell("new", "tickets.csv", "name=toy", *TOY).returncode == 0
+    write_tweets(shell.folder, shared)
+    assert shell("new", "tweets.csv", "name=toy", *TOY).returncode == 0
     code = (PROJECT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     assert len(code.strip().splitlines()) <= 8
     (shell.folder / "readme.py").write_text(code.replace('"classify"', '"toy.yaml"'))
@@ -119,5 +119,5 @@ def test_the_python_of_the_readme(shell: Shell) -> None:
     ran = subprocess.run(program, cwd=shell.folder, env=environ, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
     run, *_, answer = ran.stdout.splitlines()
-    assert re.match(r"Run\(\S+ of tickets: completed, accuracy [\d.]+ \(baseline [\d.]+\)", run) and answer.isalpha()
+    assert re.match(r"Run\(\S+ of tweets: completed, accuracy [\d.]+ \(baseline [\d.]+\)", run) and answer.isalpha()
     assert "the simple baseline has" in ran.stdout
