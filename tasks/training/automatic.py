@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from trnflow.tasks.artifact import Artifact, Meta, Source
+from trnflow.tasks.kinds.multi_label import MultiLabel
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.preference_losses import PREFERENCES
@@ -23,7 +24,8 @@ FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
 FEW_OUTPUTS = 2
 FEWEST_UPDATES = {True: 200, False: 300}
 """{whether a pretrained model learns at most FEW_OUTPUTS: updates}"""
-UPDATES_A_CLASS = 16
+UPDATES_AN_OUTPUT = 16
+UPDATES_A_LABEL = 32  # where a row has several: of most labels it says no
 
 # Highest learning rates. Measured: SMALL alone, on a model of width 384.
 SMALL_WIDTH = 384
@@ -92,9 +94,9 @@ def facts(model: Meta, packed: Meta, *, starts_warm: bool) -> Facts:
 def chosen(config: TrainConfig, known: Facts) -> TrainConfig:
     """Return the config with numbers for `auto`.
 
-    epochs: as many as give 16 updates for each output and at least 300 (200 where a pretrained model learns one or two),
-    from 3 to 20; 3 for language models, for texts that are compared, and where `max_steps` decides. learning_rate: by
-    method, task, outputs and width.
+    epochs: as many as give 16 updates for each output, 32 for each of several labels, and at least 300 (200 where a pretrained
+    model learns one or two), from 3 to 20; 3 for language models, for texts that are compared, and where `max_steps` decides.
+    learning_rate: by method, task, outputs and width.
     """
     values: Meta = {}
     if config.epochs == AUTO:
@@ -110,7 +112,8 @@ def _epochs(config: TrainConfig, known: Facts) -> int:
         return FEWEST_EPOCHS
     whole = math.floor if config.last_batch == "drop" else math.ceil
     # few rows make short passes: what teaches is the number of updates
-    wanted = max(FEWEST_UPDATES[known.is_soon_learnt], UPDATES_A_CLASS * known.outputs)
+    each = UPDATES_A_LABEL if known.task == MultiLabel.name else UPDATES_AN_OUTPUT
+    wanted = max(FEWEST_UPDATES[known.is_soon_learnt], each * known.outputs)
     epochs = math.ceil(wanted / max(1, whole(known.rows / config.global_batch)))
     return min(max(epochs, FEWEST_EPOCHS), MOST_EPOCHS)
 
