@@ -47,12 +47,10 @@ from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Kept, Keyed, Workdir, read_json, stage, write_json
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.evaluation.columns import ClassPredictions
     from trnflow.tasks.evaluation.report_document import BaselineReport, Generation, Report, TaskReport, WrongRow
     from trnflow.tasks.metadata import Task
+    from trnflow.tasks.system.arrays import Ints
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 HARNESS = "trnflow.tasks.run_harness:run_harness"
@@ -228,7 +226,7 @@ def _facts(
     )
 
 
-def _taught(packed: Input, columns: ClassPredictions, classes: int) -> NDArray[np.int64]:
+def _taught(packed: Input, columns: ClassPredictions, classes: int) -> Ints:
     import numpy as np
 
     return np.bincount(_training_labels(packed, columns.expected), minlength=classes)
@@ -334,9 +332,7 @@ def _pairs(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) 
     return {**report, "generations": _generations(out.path)[:SHOWN]}
 
 
-def _worst(
-    predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], given: EvaluatedRows
-) -> list[WrongRow]:
+def _worst(predictions: ClassPredictions, labels: list[str], rows: Ints, given: EvaluatedRows) -> list[WrongRow]:
     """Return the wrong predictions with the highest loss."""
     from trnflow.tasks.evaluation.classification import worst
 
@@ -382,7 +378,7 @@ def _answered(lines: list[Generation]) -> dict[str, float]:
     return metrics | ended([line for line, _ in answered], "ended")
 
 
-def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.int64]:
+def _training_labels(packed: Input, expected: Ints) -> Ints:
     """Return the labels of the train split; `expected` without one."""
     import numpy as np
 

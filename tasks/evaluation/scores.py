@@ -38,13 +38,8 @@ from trnflow.tasks.kinds.kind import Kind, Metric
 from trnflow.tasks.kinds.registry import KINDS
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.evaluation.columns import ClassPredictions
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Floats, Ints
 
 BLOCK = 1 << 22
 """Counts of resampled confusion matrices that are held at once; bounds memory."""

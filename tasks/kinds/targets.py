@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
+    from trnflow.tasks.system.arrays import Floats
+
 
 class Outputs(NamedTuple):
     """What a model gave for rows, in the split's order.
@@ -27,7 +29,7 @@ class Outputs(NamedTuple):
     expected: NDArray[Any]
     values: NDArray[np.float32]
     decided: NDArray[Any]
-    loss: NDArray[np.float64]
+    loss: Floats
 
 
 class TargetKind(Kind):

@@ -11,8 +11,7 @@ from trnflow.tasks.evaluation.verdicts.facts import Facts, Known, figure, percen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from trnflow.tasks.system.arrays import Bools
 
 CUT, LEFT_OUT = 1 / 3, 0.01
 """The shares of rows from which it is told that they were cut, or left out."""
@@ -77,7 +76,7 @@ def rows_in_train(facts: Facts) -> str | None:
     return f"of {rows:,} rows of {facts.split} {what}{_apart(facts, here)}; {', '.join(advice)}"
 
 
-def _apart(facts: Facts, here: NDArray[np.bool_]) -> str:
+def _apart(facts: Facts, here: Bools) -> str:
     """Say how accurate the model is on these rows, and on the others."""
     if not facts.kind.one_class or here.all():
         return ""
