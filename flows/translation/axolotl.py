@@ -97,10 +97,6 @@ def _roles(value: Any) -> dict[str, list[str]]:
     return {role: names(others) for role, others in mapping(value).items()}
 
 
-def _tokens_given(value: Any) -> list[str] | dict[str, Any]:
-    return value if isinstance(value, dict) else names(value)
-
-
 KEYS: Table = {
     **TRAINER,
     "base_model": to("model.source", text),
@@ -109,7 +105,7 @@ KEYS: Table = {
     "tokenizer_config": to("model.tokenizer", text),
     "model_config": to("model.overrides", mapping),
     "overrides_of_model_config": to("model.overrides", mapping),
-    "tokens": part("tokenize.new_tokens", _tokens_given),
+    "tokens": part("tokenize.new_tokens", lambda value: value if isinstance(value, dict) else names(value)),
     "datasets": part("data.source", entries),
     "pretraining_dataset": part("data.source", entries),
     "test_datasets": part("data.splits", entries),
@@ -474,7 +470,9 @@ def _form(t: Translation, entry: Tree, above: str, place: Any, *, pretrains: boo
         fix = "give rows of messages with type: chat_template, or write the recipe with `trnflow new DATA`"
         t.refuse(key, "trnflow has no such rows", fix)
     _inputs(t, kind)
-    _unused_template(t, kind)
+    for name in ("chat_template", "chat_template_jinja"):
+        if t.values.get(name) and name not in t.entries and t.get("format.chat_template") is None:
+            t.ignore(name, f"rows of type {kind if isinstance(kind, str) else 'of your own'} are not written by it")
 
 
 def _own_prompt(t: Translation, kind: Tree, key: str) -> None:
@@ -584,12 +582,6 @@ def _template(t: Translation, entry: Tree, above: str) -> None:
     else:
         t.set("format.chat_template", "tokenizer", why=f"there {name}")
         t.lack(f"{where}chat_template", "the tokenizer's own is used: write theirs as Jinja into format.chat_template")
-
-
-def _unused_template(t: Translation, kind: Any) -> None:
-    for key in ("chat_template", "chat_template_jinja"):
-        if t.values.get(key) and key not in t.entries and t.get("format.chat_template") is None:
-            t.ignore(key, f"rows of type {kind if isinstance(kind, str) else 'of your own'} are not written by it")
 
 
 def _inputs(t: Translation, kind: Any) -> None:
