@@ -36,10 +36,8 @@ LEAVE = signal.SIGUSR2
 def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int:
     """Start one worker, wait until it and its descendants have ended, and return its exit code, or 128 plus the signal.
 
-    Args:
-        grace: Seconds between SIGTERM and SIGKILL.
-        memory: The bytes above which the stage is killed.
-        work: The worker's command line, or a function to call after a fork.
+    grace: seconds between SIGTERM and SIGKILL; memory: the bytes above which the stage is killed; work: the worker's command
+    line, or a function to call after a fork.
     """
     parent = os.getppid()
     wake, woken_by = _wake_on_signals()
@@ -62,9 +60,7 @@ def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int
 class Held:
     """Measures the memory that a worker and its descendants hold: anonymous pages, swapped ones too, but no mapped files.
 
-    Attributes:
-        most: The most bytes so far.
-        pids: Of the worker and its descendants, when they were last listed.
+    most: the most bytes so far; pids: of the worker and its descendants, when they were last listed.
     """
 
     # Measured instead of limited by the kernel: RLIMIT_AS and RLIMIT_DATA hold for each process, and count what torch,

@@ -69,10 +69,7 @@ LEFT_OUT = {
 class Pool(NamedTuple):
     """An instance that is kept, and paid for, after a job.
 
-    Attributes:
-        ticket: The job that left it.
-        instance: Such as `ml.g5.xlarge`.
-        seconds: How long it has been kept.
+    ticket: the job that left it; instance: such as `ml.g5.xlarge`; seconds: how long it has been kept.
     """
 
     ticket: str

@@ -142,10 +142,8 @@ def compare_own(
 ) -> Comparison:
     """Compare two models by a metric of the user's, as `compare_scores` does.
 
-    Args:
-        metric: Places in the examples of both, the champion's first -> value.
-        sides: `Predictions` of both, with the same labels.
-        sign: 1, or -1 where less is better.
+    metric: places in the examples of both, the champion's first -> value; sides: `Predictions` of both, with the same labels;
+    sign: 1, or -1 where less is better.
     """
     import numpy as np
 

@@ -20,10 +20,8 @@ NONE = -1
 class AnswerEnds(NamedTuple):
     """How the answers of token rows end, those aside that are cut off whole.
 
-    Attributes:
-        row: int64 [answers], source row.
-        token: int64 [answers], id of the end token, or NONE.
-        cut: bool [answers], whether the end is cut off.
+    row: int64 [answers], source row; token: int64 [answers], id of the end token, or NONE; cut: bool [answers], whether the
+    end is cut off.
     """
 
     row: Longs

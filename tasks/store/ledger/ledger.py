@@ -42,10 +42,8 @@ READERS = 16
 class Ledger:
     """What happened to the models of one recipe. Entries are read when they are asked for, each once.
 
-    Args:
-        numbers: Of the entries in the store.
-        read: Returns the document of a file, by its name.
-        old: Entries that are made of a store of format 1 and not in the ledger yet.
+    numbers: of the entries in the store; read: returns the document of a file, by its name; old: entries that are made of a
+    store of format 1 and not in the ledger yet.
     """
 
     def __init__(
