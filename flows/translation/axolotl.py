@@ -84,10 +84,6 @@ def _inits(value: Any) -> str | None:
     return str(value)
 
 
-def _anything(value: Any) -> Any:
-    return value
-
-
 def _kind(value: Any) -> str | dict[str, str]:
     """Return the type of rows, which may be a prompt of the user's."""
     return texts(value) if isinstance(value, dict) else text(value)
@@ -131,10 +127,10 @@ KEYS: Table = {
     "lora_modules_to_save": part("train.lora.modules_to_save", names),
     "lora_rank_pattern": part("train.lora.rank_pattern", mapping),
     "lora_alpha_pattern": part("train.lora.alpha_pattern", mapping),
-    "peft_layers_to_transform": part("train.lora.layers_to_transform", _anything),
+    "peft_layers_to_transform": part("train.lora.layers_to_transform"),
     "peft_use_dora": part("train.lora.use_dora", flag),
     "peft_use_rslora": part("train.lora.use_rslora", flag),
-    "peft_init_lora_weights": part("train.lora.init_lora_weights", _anything),
+    "peft_init_lora_weights": part("train.lora.init_lora_weights"),
     "loraplus_lr_ratio": part("train.lora.loraplus_lr_ratio", number),
     "micro_batch_size": part("train.global_batch", count),
     "batch_size": part("train.global_batch", count),

@@ -54,7 +54,7 @@ def to(setting: str, convert: Callable[[Any], Any] = lambda value: value) -> Rul
     return Rule("to", setting, convert)
 
 
-def part(setting: str, read: Callable[[Any], Any]) -> Rule:
+def part(setting: str, read: Callable[[Any], Any] = lambda value: value) -> Rule:
     """Leave a key to the program's own function. read: returns its value, checked."""
     return Rule("part", setting, read)
 
