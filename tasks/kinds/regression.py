@@ -154,9 +154,6 @@ class Regression(TargetKind):
     def agree(self, first: Tensor, second: Tensor) -> Tensor:
         return ((first - second).abs() <= CLOSE * second.abs().clamp(min=1)).all(-1)
 
-    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
-        return {"scores": dict(zip(labels, values, strict=True))}
-
     def line(self, answer: Meta) -> str:
         return self.shown(answer["scores"].values(), [*answer["scores"]])
 

@@ -1,4 +1,4 @@
-"""Rows that were cut, left out, or stand in train, too."""
+"""Rows that were cut, left out, or stand in train, too; texts that do not end."""
 
 from __future__ import annotations
 
@@ -19,6 +19,21 @@ ALIKE, LEAST = 0.05, 3
 """The share and the number of rows, at least, that are told to stand in train."""
 BYTES = 80_000_000
 """The most bytes of texts, unpacked, that are compared with train's."""
+
+
+def endless_texts(facts: Facts) -> str | None:
+    """Say that most of the greedy texts did not end."""
+    lines = facts.generations
+    endless = [line["tokens"] for line in lines if not line["ended"]]
+    if 2 * len(endless) <= len(lines):
+        return None
+    note = (
+        f"{len(endless)} of {len(lines)} generated texts did not end within {max(endless)} tokens: the model has not learnt to "
+        "stop, or evaluate.generation.max_new_tokens is too small"
+    )
+    cut = facts.packed.get("cut_answers", {}).get("train", 0)
+    whole = sum(end["answers"] for end in facts.packed.get("ends", ()))
+    return f"{note}; tokenize.max_length cut the end of {cut} of {cut + whole} answers of train" if cut else note
 
 
 def cut_rows(facts: Facts) -> str | None:

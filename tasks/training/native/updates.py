@@ -166,7 +166,10 @@ class Adafactor:
                 spec,
                 share=1 / piece_copies(spec, layout.mesh),
                 rate=layout.rates.get(name, 1.0),
-                state=_factors(name, layout.shapes[name], device, stored),
+                state={
+                    prefix: (stored.tensor(prefix + name) if stored else torch.zeros(shape)).to(device)
+                    for prefix, shape in state_shapes("adafactor", layout.shapes[name]).items()
+                },
             )
             for name, spec in layout.states.items()
         ]
@@ -258,11 +261,3 @@ def _split_like(flat: Tensor, group: Sequence[WeightPart]) -> list[Tensor]:
     """Return views of `flat` in the shapes of the group's weights."""
     parts = torch.split(flat, [part.weight.numel() for part in group])
     return [values.view(part.weight.shape) for values, part in zip(parts, group, strict=True)]
-
-
-def _factors(name: str, whole: Shape, device: torch.device, stored: Reader | None) -> dict[str, Tensor]:
-    """Return Adafactor's state of one parameter, read from `stored`, or zero."""
-    return {
-        prefix: (stored.tensor(prefix + name) if stored else torch.zeros(shape)).to(device)
-        for prefix, shape in state_shapes("adafactor", whole).items()
-    }
