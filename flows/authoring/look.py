@@ -234,8 +234,8 @@ def _open(config: SourceConfig, resolver: Resolver, scratch: Path) -> tuple[dict
     opened: dict[str, list[RowReader]] = {}
     for split, kind, file in chosen:
         opened.setdefault(split, []).append(_open_file(file, kind, scratch))
-    first, *others = opened["train"]
-    for rows in others:
+    first, *further = opened["train"]
+    for rows in further:
         if not {*rows.schema.names} & {*first.schema.names}:
             raise ConfigError(
                 f"{first.name} and {rows.name} have no column in common",

@@ -107,8 +107,8 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
         for note in plan.notes:
             rehearsal.remark(note)
         context.store.prepare()
-        for folder in ("trash", "partial"):  # a StoreError says what can't be written, read or removed
-            name = f"{folder}/rehearsal-{new_run_id()}"
+        for kind in ("trash", "partial"):  # a StoreError says what can't be written, read or removed
+            name = f"{kind}/rehearsal-{new_run_id()}"
             context.store.backend.create(name, b"")
             context.store.backend.read(name)
             context.store.backend.remove(name)
