@@ -45,10 +45,6 @@ def _alone(config: TrainConfig) -> TrainConfig:
     return config.model_copy(update={**one, **on})
 
 
-def _accelerator(config: TrainConfig) -> Meta:
-    return accelerator(_alone(config))
-
-
 def environ(config: TrainConfig) -> dict[str, str]:
     """Return the environment of a training on one device."""
     return training_environ(_alone(config))
@@ -59,7 +55,7 @@ def environ(config: TrainConfig) -> dict[str, str]:
     role="reference",
     params=reference_settings,
     inputs=reference_inputs,
-    accel=_accelerator,
+    accel=lambda config: accelerator(_alone(config)),
     environ=environ,
 )
 def compute_reference(

@@ -47,12 +47,10 @@ from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import Kept, Keyed, Workdir, read_json, stage, write_json
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.evaluation.columns import ClassPredictions
-    from trnflow.tasks.evaluation.report_document import BaselineReport, Generation, Report, TaskReport, WrongRow
+    from trnflow.tasks.evaluation.report_document import Generation, Report, TaskReport, WrongRow
     from trnflow.tasks.metadata import Task
+    from trnflow.tasks.system.arrays import Ints
 
 PREDICTING = "trnflow.tasks.predict_rows:predict_rows"
 HARNESS = "trnflow.tasks.run_harness:run_harness"
@@ -177,7 +175,9 @@ def evaluate_model(
         report["harness"] = read_json(harness_results.path / "harness.json")
     if baselines:
         report["baselines"] = baselines
-        _say_left_out(baselines, out)
+        for entry in baselines:
+            if "left_out" in entry:
+                out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
     if shards is not None and "curves" in shards.meta:
         report["curves"] = shards.meta["curves"]
     report["notes"] = verdict(_facts(report, texts, packed, predictions, compared, shards, out.path))
@@ -186,12 +186,6 @@ def evaluate_model(
     hidden = {score.name for score in SCORES if score.report_only}
     shown = metrics_of(baselines) | {key: metrics[key] for key in metrics if key not in hidden}
     return {"task": task, "split": made["split"], "metrics": shown, **own, "notes": report["notes"]}
-
-
-def _say_left_out(baselines: list[BaselineReport], out: Workdir) -> None:
-    for entry in baselines:
-        if "left_out" in entry:
-            out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
 
 
 def _facts(
@@ -228,7 +222,7 @@ def _facts(
     )
 
 
-def _taught(packed: Input, columns: ClassPredictions, classes: int) -> NDArray[np.int64]:
+def _taught(packed: Input, columns: ClassPredictions, classes: int) -> Ints:
     import numpy as np
 
     return np.bincount(_training_labels(packed, columns.expected), minlength=classes)
@@ -323,7 +317,7 @@ def task_of(predicted: Input, packed: Input) -> Task:
 def _pairs(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) -> TaskReport:
     """Write predictions.parquet and generations.jsonl; return the report's entries, with all metrics."""
     from trnflow.tasks.evaluation.columns import load_columns
-    from trnflow.tasks.evaluation.report_pairs import report_pairs
+    from trnflow.tasks.evaluation.report_outputs import report_pairs
 
     task = task_of(predicted, packed)
     found = load_columns(kind_of(task).rewards, predicted.path)
@@ -334,9 +328,7 @@ def _pairs(packed: Input, predicted: Input, given: EvaluatedRows, out: Workdir) 
     return {**report, "generations": _generations(out.path)[:SHOWN]}
 
 
-def _worst(
-    predictions: ClassPredictions, labels: list[str], rows: NDArray[np.int64], given: EvaluatedRows
-) -> list[WrongRow]:
+def _worst(predictions: ClassPredictions, labels: list[str], rows: Ints, given: EvaluatedRows) -> list[WrongRow]:
     """Return the wrong predictions with the highest loss."""
     from trnflow.tasks.evaluation.classification import worst
 
@@ -382,7 +374,7 @@ def _answered(lines: list[Generation]) -> dict[str, float]:
     return metrics | ended([line for line, _ in answered], "ended")
 
 
-def _training_labels(packed: Input, expected: NDArray[np.int64]) -> NDArray[np.int64]:
+def _training_labels(packed: Input, expected: Ints) -> Ints:
     """Return the labels of the train split; `expected` without one."""
     import numpy as np
 

@@ -11,7 +11,6 @@ import math
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Input, Meta
@@ -89,7 +88,9 @@ def export_neuron(config: ExportConfig, weights: Input[ModelMeta], out: Workdir)
     gc.collect()  # before the export brings the weights again: modules are in cycles
     rows, difference = _compared(config, calls, meta["dtype"], out)
     meta["rows_compared"], meta["max_difference"] = rows, difference
-    _copy_companions(weights.path, out.path)
+    for name in ("config.json", "generation_config.json", ROW_FORMAT_FILE, *TOKENIZER_FILES):
+        if (weights.path / name).is_file():
+            shutil.copyfile(weights.path / name, out.path / name)
     write_readme(out.path, meta)
     meta["metrics"] = {"max_difference": difference, "rows_compared": rows}
     return meta
@@ -170,9 +171,3 @@ def rounded_up(value: float) -> float:
     # other processors differ in last bits: the metadata, and so the digest, should not
     exponent = math.floor(math.log10(value))
     return float(f"{math.ceil(round(value / 10.0**exponent, 6))}e{exponent}")
-
-
-def _copy_companions(weights: Path, folder: Path) -> None:
-    for name in ("config.json", "generation_config.json", ROW_FORMAT_FILE, *TOKENIZER_FILES):
-        if (weights / name).is_file():
-            shutil.copyfile(weights / name, folder / name)

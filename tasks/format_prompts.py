@@ -45,8 +45,8 @@ from trnflow.tasks.stage import Keyed, Known, Part, PartResult, Parts, Workdir, 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from trnflow.tasks.data.format.source_rows import Ints
     from trnflow.tasks.metadata import RowColumns, RowsMeta, TextsMeta
+    from trnflow.tasks.system.arrays import Int32s
 
 BATCH = 4096
 PART, OWN_PART = 8 * BATCH, 2 * BATCH
@@ -271,7 +271,7 @@ def _gathered(
 ) -> DropCounts:
     """Write one split and return its counts. Raises DataError when no row is left."""
     tally, count = DropCounts(), rows.meta["splits"][split]
-    sources: list[Ints] = []
+    sources: list[Int32s] = []
     tables = _tables(split, config, rows, parts, tally, sources, out, code)
     write_rows(tables, _schema(config, rows.meta), out.path / f"{split}.parquet", lambda done: None)
     write_source_rows(out.path, split, sources, count)
@@ -307,7 +307,7 @@ def _tables(
     rows: Input[RowsMeta],
     parts: Parts,
     tally: DropCounts,
-    sources: list[Ints],
+    sources: list[Int32s],
     out: Workdir,
     code: Source | None,
 ) -> Iterator[pa.Table]:

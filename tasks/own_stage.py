@@ -72,9 +72,14 @@ def own_stage(config: OwnStage, given: Input, code: Source, out: Workdir) -> Met
     with ThreadPool(2, "proof") as pool:
         there = pool.submit(lambda: call_own(f"{__name__}:made", second, OTHER, away))
         result = call_own(f"{__name__}:made", first)
-        _refuse_difference(
-            code.location["functions"][hook], _contents(result, out.path), _contents(there.result(), twice)
-        )
+        one, other = _contents(result, out.path), _contents(there.result(), twice)
+    for name in sorted(one.keys() | other.keys()):
+        if one.get(name) != other.get(name):
+            raise CodeError(
+                f"{code.location['functions'][hook]} makes another {name} the second time, in another process, folder, zone "
+                "and on another day",
+                "let it depend on its artifact and arguments alone: on no date, random number, path, or order of a set",
+            )
     mark.parent.mkdir(parents=True, exist_ok=True)
     mark.touch()
     return _report(result, out)
@@ -96,15 +101,6 @@ def _contents(result: Meta, folder: Path) -> Meta:
         with path.open("rb") as stream:
             digests[path.relative_to(folder).as_posix()] = hashlib.file_digest(stream, "sha256").hexdigest()
     return {f"metadata {name}": value for name, value in result["meta"].items()} | digests
-
-
-def _refuse_difference(named: str, first: Meta, second: Meta) -> None:
-    for name in sorted(first.keys() | second.keys()):
-        if first.get(name) != second.get(name):
-            raise CodeError(
-                f"{named} makes another {name} the second time, in another process, folder, zone and on another day",
-                "let it depend on its artifact and arguments alone: on no date, random number, path, or order of a set",
-            )
 
 
 def made(arguments: Meta, limit: Any) -> Meta:

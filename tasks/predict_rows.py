@@ -75,10 +75,13 @@ def predict_rows(
     labels or `total` (nats), export_metrics, and export as in the report. Raises DataError when the split is missing or
     empty, ModelError when the loss is not finite.
     """
+    import torch
+
     from trnflow.tasks.evaluation.forward import single_row_seconds
 
     task, name = weights.meta["task"], split_of(config, packed.meta["rows"])
-    _check_device(config)
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
     before = []
     if base is not None and base_weights(base, warm_start) and config.generates_before(task):
         # first, so that one model at a time is in memory
@@ -111,13 +114,6 @@ def predict_rows(
         "export": export,
         "export_metrics": metrics,
     }
-
-
-def _check_device(config: PredictConfig) -> None:
-    import torch
-
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise MissingDependency("evaluate.device=cuda, but PyTorch finds no GPU here", "set evaluate.device=cpu")
 
 
 def _classes(config: PredictConfig, packed: Input, split: Split, model: PreTrainedModel, out: Workdir) -> Meta:

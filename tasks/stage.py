@@ -42,9 +42,7 @@ class Partial(Protocol):
     def newest(self, warn: Callable[[str], None], upto: int | None = None) -> tuple[int, Path] | None:
         """Return (step, folder) of the newest complete, undamaged state, or None.
 
-        Args:
-            warn: Called for each damaged state.
-            upto: Remove states of higher steps.
+        warn: called for each damaged state; upto: remove states of higher steps.
         """
 
     def sound(self, step: int, warn: Callable[[str], None]) -> Path | None:

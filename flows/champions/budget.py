@@ -149,12 +149,7 @@ def promise(recipe: Recipe, rows: int, memo: Memo) -> Promise:
     )
     if gain <= CLEAR_GAIN:
         return Promise(said)
-    needed = _rows_for(CLEAR_GAIN, first, margin)
+    counts = range(50, 10_001, 50)
+    needed = next((rows for rows in counts if (smallest_gain(rows, first, margin) or 1.0) <= CLEAR_GAIN), None)
     goal = f"with {needed:,} frozen rows {100 * CLEAR_GAIN:.0f} points are enough: " if needed else ""
     return Promise(f"{said}; {goal}{more}", True)
-
-
-def _rows_for(gain: float, alpha: float, margin: float) -> int | None:
-    """Return about how many frozen rows a gain needs; None if it needs more than 10,000."""
-    enough = (rows for rows in range(50, 10_001, 50) if (smallest_gain(rows, alpha, margin) or 1.0) <= gain)
-    return next(enough, None)

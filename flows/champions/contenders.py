@@ -26,10 +26,8 @@ SHAPING = ("format", "tokenize")
 class Contender:
     """A model to compare on the frozen rows: the champion, or a challenger.
 
-    Attributes:
-        shaping: The sections `format` and `tokenize` of its recipe, as JSON.
-        evaluation: A digest, or None.
-        records: The records of the model, its evaluation and, of a champion, its scores.
+    shaping: the sections `format` and `tokenize` of its recipe, as JSON; evaluation: a digest, or None; records: the records
+    of the model, its evaluation and, of a champion, its scores.
     """
 
     artifact: Artifact

@@ -12,10 +12,8 @@ from trnflow.tasks.store.ledger import read_ledger
 class Serving(NamedTuple):
     """A model that a command uses, and the champion.
 
-    Attributes:
-        model: The digest of the used one.
-        number, champion: Of the champion, which serves.
-        name: What names the champion in commands, such as `tickets.yaml@champion`.
+    model: the digest of the used one; number, champion: of the champion, which serves; name: what names the champion in
+    commands, such as `tickets.yaml@champion`.
     """
 
     model: str

@@ -23,7 +23,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import RunRecord
 from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.keys.explain import leaves
-from trnflow.tasks.keys.lineage import Change, Descendant, Family, FromSource, Made, RunDifference, compare_runs
+from trnflow.tasks.keys.lineage import Descendant, Family, FromSource, Made, RunDifference, compare_runs
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
 from trnflow.tasks.store.model_names import NEWEST, artifact_of_run, artifacts_of, find_artifact, find_run
@@ -149,7 +149,11 @@ def diff(options: Namespace) -> int:
         for sign, head in zip("-+", (found["before"], found["after"]), strict=True)
     ]
     for part in report.DIFFERENCES:
-        lines += _diff_lines(part, found[part])
+        lines.append(f"{part}:" if found[part] else f"{part}: the same")
+        for change in found[part]:
+            name, before, after = report.change_cells(change)
+            where = f"  ({', '.join(change['stages'])})" if change.get("stages") else ""
+            lines.append(f"  {name}: {before} -> {after}{where}")
     if found["unknown"]:
         lines.append(f"not in both runs, or no longer on record: {', '.join(found['unknown'])}")
     emit(options, found, *lines)
@@ -240,11 +244,3 @@ def _compared(store: Store, before: RunRecord, after: RunRecord) -> RunDifferenc
     found = [{stage: store.record(stage, key) for stage, key in each.items()} for each in keys]
     was, now_is = ({stage: record["document"] for stage, record in each.items() if record} for each in found)
     return compare_runs(before, after, (was, now_is))
-
-
-def _diff_lines(part: str, changes: list[Change]) -> Iterator[str]:
-    yield f"{part}:" if changes else f"{part}: the same"
-    for change in changes:
-        name, before, after = report.change_cells(change)
-        where = f"  ({', '.join(change['stages'])})" if change.get("stages") else ""
-        yield f"  {name}: {before} -> {after}{where}"

@@ -59,9 +59,13 @@ def run_page(
     about = f"; {subtitle_of(report)}" if report else ""
     error = document.get("error")
     wrong = [f"{error['stage'] or 'the run'} failed: {error['message']}"] if error else []
+    ran, reused = ([one["stage"] for one in document["stages"] if one["action"] == action] for action in ("ran", "hit"))
+    counts = (
+        f"{len(ran)} stages ran, {len(reused)} were reused from the store{': ' if reused else ''}{', '.join(reused)}."
+    )
     part = {
         "stages": _stages(document, price),
-        "reused": _reused(document),
+        "reused": counts,
         "curves": drawn_curves(_training_metrics(store, document)),
         **_data(store, document),
         "figures": _figures(document),
@@ -123,12 +127,6 @@ def _stages(document: RunRecord, price: float) -> Meta:
     if not any(row[-1] for row in rows):  # the recipe's first run
         columns, rows = columns[:-1], [row[:-1] for row in rows]
     return table(columns, rows, ("seconds", "USD"))
-
-
-def _reused(document: RunRecord) -> str:
-    reused = [stage["stage"] for stage in document["stages"] if stage["action"] == "hit"]
-    ran = sum(stage["action"] == "ran" for stage in document["stages"])
-    return f"{ran} stages ran, {len(reused)} were reused from the store{': ' if reused else ''}{', '.join(reused)}."
 
 
 def _training_metrics(store: Store, document: RunRecord) -> dict[int, dict[str, float]]:

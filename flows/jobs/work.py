@@ -77,7 +77,9 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
         fix = f"put it into the secret {secret}" if secret else f"export {missing[0]}=..."
         raise ConfigError(f"job {uri.id}: the variable {missing[0]} is not set here", fix)
     context = _context(store, order, uri).for_run(EventLog(*readers))
-    _check_gpu(context.recipe, order)
+    trains = "train" not in [given["stage"] for given in order["given"]]
+    if trains and context.recipe.train.device == "cuda" and (why := usable_gpus().why):
+        raise MachineError(f"the job trains on a GPU, and this machine can't: {why}", "choose another machine or image")
     context.notes += other_libraries(order["libraries"])
     what = Options(order["until"], frozenset(order["force"]) - _forced(store, uri))
     _begin(store, uri, context)
@@ -91,13 +93,6 @@ def work(uri: JobUri, graph_of: Callable[[Recipe], Graph], *readers: Reader) -> 
     if asked.is_set() or not isinstance(result.error, Interrupted):
         atexit.register(clear_jobs, store.home, is_over=True)
     return result, asked.is_set()
-
-
-def _check_gpu(recipe: Recipe, order: Order) -> None:
-    """Raise MachineError, before anything is laid out, on a machine whose GPU or driver does not fit."""
-    trains = "train" not in [given["stage"] for given in order["given"]]
-    if trains and recipe.train.device == "cuda" and (why := usable_gpus().why):
-        raise MachineError(f"the job trains on a GPU, and this machine can't: {why}", "choose another machine or image")
 
 
 def _forced(store: Store, uri: JobUri) -> set[str]:

@@ -49,10 +49,8 @@ class Recipes(NamedTuple):
 class SettingError(NamedTuple):
     """One problem that pydantic found.
 
-    Attributes:
-        kind: pydantic's type of the error, such as `extra_forbidden`.
-        at_name: Whether the name of the entry is wrong, not its value.
-        text: The message of our own validator, or "".
+    kind: pydantic's type of the error, such as `extra_forbidden`; at_name: whether the name of the entry is wrong, not its
+    value; text: the message of our own validator, or "".
     """
 
     setting: tuple[str, ...]

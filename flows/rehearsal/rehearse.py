@@ -106,7 +106,12 @@ def rehearse(context: RunContext, *readers: Reader) -> Rehearsal:
         plan.check_needs(Options(), here=context.environment)
         for note in plan.notes:
             rehearsal.remark(note)
-        _check_store(context.store)
+        context.store.prepare()
+        for kind in ("trash", "partial"):  # a StoreError says what can't be written, read or removed
+            name = f"{kind}/rehearsal-{new_run_id()}"
+            context.store.backend.create(name, b"")
+            context.store.backend.read(name)
+            context.store.backend.remove(name)
         # in the folder of an attempt: that of a killed rehearsal goes with the next run
         with workplace(context.store.home, f"rehearsal-{new_run_id()}") as folder:
             store = Store(str(folder), context.store.home)
@@ -206,8 +211,10 @@ class _Watched(Reader):
         self._reader, self._killer = reader, killer
 
     def read(self, event: Event, state: RunState) -> None:
-        if event["event"] == "note" and (event["stage"] in OF_SMALL_MODEL or _is_of_rows(event)):
-            return
+        if event["event"] == "note":
+            is_of_rows = event["level"] == "info" and event["stage"] == ROLES["rows"]
+            if is_of_rows or event["stage"] in OF_SMALL_MODEL:
+                return
         if event["event"] == "stage_failed" and self._killer is not None and self._killer.killed:
             stopped = event.copy()
             stopped["stopped"] = True
@@ -215,10 +222,6 @@ class _Watched(Reader):
             n, at, stage = event["n"], event["time"], event["stage"]
             event = {"n": n, "time": at, "event": "note", "stage": stage, "level": "info", "text": PLANNED}
         self._reader.read(event, state)
-
-
-def _is_of_rows(note: Event) -> bool:
-    return note["event"] == "note" and note["level"] == "info" and note["stage"] == ROLES["rows"]
 
 
 class Killer(Reader):
@@ -285,13 +288,3 @@ def _with_model(recipe: Recipe, plan: Plan, small: Artifact, folder: Path) -> Re
             "model.overrides": kept, "model.tokenizer": tokenizer,
         }
     )  # fmt: skip
-
-
-def _check_store(store: Store) -> None:
-    """Raise StoreError unless files can be written to the store, and states of training written and read."""
-    store.prepare()
-    for folder in ("trash", "partial"):
-        name = f"{folder}/rehearsal-{new_run_id()}"
-        store.backend.create(name, b"")
-        store.backend.read(name)
-        store.backend.remove(name)

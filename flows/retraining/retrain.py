@@ -16,7 +16,7 @@ from trnflow.flows.champions.mirror import mirror
 from trnflow.flows.champions.promote import Round, of_first, promote
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.retraining.change import RetrainReason, find_change
-from trnflow.flows.retraining.checks import Checked, check_data
+from trnflow.flows.retraining.checks import check_data
 from trnflow.flows.retraining.ended import present_data, write_ended
 from trnflow.flows.retraining.firings import note_firing
 from trnflow.flows.retraining.lease import hold_lease
@@ -182,9 +182,10 @@ def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:
         begun = replace(begun, frozen=change.frozen.artifact.digest)
     try:
         checked = check_data(change, work.log)
-        begun = _with_checks(begun, checked)
-        if begun.stopped:
-            return begun
+        said = tuple(check.sentence for check in checked if check.result in ("warned", "not applied"))
+        begun = replace(begun, checks=tuple(check.to_json() for check in checked), notes=(*begun.notes, *said))
+        if stopping := [check.sentence for check in checked if check.result == "stopped"]:
+            return replace(begun, stopped=True, why="; ".join(stopping))
         training, plan = change.context, change.context.plan
         frozen = change.frozen or freeze(training, work.log)
         begun = replace(begun, frozen=frozen.artifact.digest)
@@ -210,14 +211,6 @@ def train_and_judge(work: _Work, change: RetrainReason) -> Retrained:
         return replace(begun, error=scrubbed(error), why=scrubbed(error).message)
     notes = filter(None, [of_first(recipe, store, decision), mirror(recipe, store, decision)])
     return replace(ended, notes=(*ended.notes, *notes))
-
-
-def _with_checks(begun: Retrained, checked: tuple[Checked, ...]) -> Retrained:
-    """Return `begun` with what the checks found."""
-    stopping = [check.sentence for check in checked if check.result == "stopped"]
-    notes = tuple(check.sentence for check in checked if check.result in ("warned", "not applied"))
-    ended = replace(begun, checks=tuple(check.to_json() for check in checked), notes=(*begun.notes, *notes))
-    return replace(ended, stopped=True, why="; ".join(stopping)) if stopping else ended
 
 
 def _with_present(recipe: Recipe, store: Store, ended: Retrained) -> Retrained:

@@ -21,9 +21,7 @@ def device_names(recipe: Recipe, environment: Mapping[str, str], trainings: int 
     """Return the names of the devices for which training needs leases, sorted: those of `launch.device_names`, else a name
     for each GPU, `neuron` for all NeuronCores, none on the CPU.
 
-    Args:
-        environment: `launch.environment`, filled in.
-        trainings: How many run at a time, each on GPUs of its own.
+    environment: `launch.environment`, filled in; trainings: how many run at a time, each on GPUs of its own.
     """
     named, device = recipe.launch.device_names, recipe.train.device
     if named is not None:

@@ -191,17 +191,12 @@ def _in_files(recipe: Recipe, plan: Plan) -> Work | None:
     limit = recipe.data.limit
     most = limit.get("train") if isinstance(limit, dict) else limit
     rows = min(whole * (1 - sum(recipe.data.shares(opened).values())), most or math.inf)
-    return _chunked(recipe, rows, seen.tokens / seen.rows, seen.outputs)
-
-
-def _chunked(recipe: Recipe, rows: float, tokens: float, outputs: int) -> Work:
-    """Return what an epoch reads. tokens: of a row."""
-    pack = recipe.pack
+    pack, tokens = recipe.pack, seen.tokens / seen.rows
     if pack.strategy == "pad":
-        return Work(rows, rows * pack.chunk_length, outputs)
+        return Work(rows, rows * pack.chunk_length, seen.outputs)
     if pack.strategy == "bucket":
-        return Work(rows, rows * min(PADDING * tokens, pack.chunk_length), outputs)
-    return Work(max(1.0, rows * tokens / pack.chunk_length), rows * tokens, outputs)
+        return Work(rows, rows * min(PADDING * tokens, pack.chunk_length), seen.outputs)
+    return Work(max(1.0, rows * tokens / pack.chunk_length), rows * tokens, seen.outputs)
 
 
 class _Seen(NamedTuple):

@@ -196,7 +196,10 @@ def expected_rows(recipe: Recipe, plan: Plan) -> Rows:
 def _rows_of_settings(recipe: Recipe, model: Source) -> Rows:
     """Return the properties of the training rows as far as the settings say."""
     length, is_bound = _longest(recipe)
-    vocabulary, kind = _vocabulary(recipe, model), FORMATS[recipe.format.task]
+    trained, kind = recipe.tokenize.train, FORMATS[recipe.format.task]
+    # a pretrained model's config has it; of one from scratch it may not be known yet
+    is_pretrained = model.identity["config"]["pretrained"] is not None
+    vocabulary = 0 if is_pretrained else trained.vocab_size if trained else None
     meta = {
         "task": kind.name,
         "labels": list(recipe.data.labels or kind.foreseen(recipe.format) or ("no", "yes")) if kind.per_row else None,
@@ -218,14 +221,6 @@ def _longest(recipe: Recipe) -> tuple[int, bool]:
     kind, settings = FORMATS[recipe.format.task], keyed_params(recipe.format)
     longest = recipe.tokenize.max_length * (kind.head(settings)["texts"] if kind.apart else 1)
     return min(pack.chunk_length, -(-longest // ALIGN) * ALIGN), True
-
-
-def _vocabulary(recipe: Recipe, model: Source) -> int | None:
-    """Return the vocabulary size of a model from scratch, None if unknown yet; 0 for a pretrained one, whose config has it."""
-    trained, known = recipe.tokenize.train, model.identity["config"]
-    if known["pretrained"] is not None:
-        return 0
-    return trained.vocab_size if trained else None
 
 
 def _traced(

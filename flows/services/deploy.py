@@ -87,7 +87,12 @@ def deploy(home: Path, folder: Path, seconds: float = SCHEDULE_SECONDS, *, repla
     with project_file(folder / PREFECT_FILE, document, project, POOL) as file:
         _register(home, folder, file)
     automations, block = _complete(names, recipes, notify, project)
-    _wait_scheduled(home, names, seconds)
+    deadline = time.monotonic() + seconds
+    with connected() as client:
+        while waiting := _unscheduled(client, names):
+            if time.monotonic() > deadline:
+                raise _never_scheduled(home, waiting, seconds)
+            time.sleep(1.0)
     return Deployed(sorted(names), automations, str(block) if block else None, project, others, asks_for_login(url))
 
 
@@ -207,15 +212,6 @@ def _refused(home: Path, declared: Path, printed: str) -> ProcessFailed:
         cause, fix = cause_of_failure(home)
         return ProcessFailed(f"Prefect's server failed while it registered {declared}: {cause or message}", fix)
     return ProcessFailed(f"Prefect refused a deployment of {declared}: {message}", f"correct {declared}")
-
-
-def _wait_scheduled(home: Path, names: list[str], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    with connected() as client:
-        while waiting := _unscheduled(client, names):
-            if time.monotonic() > deadline:
-                raise _never_scheduled(home, waiting, seconds)
-            time.sleep(1.0)
 
 
 def _never_scheduled(home: Path, waiting: list[str], seconds: float) -> ProcessFailed:

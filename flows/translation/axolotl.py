@@ -35,10 +35,7 @@ from trnflow.flows.translation.trainer_keys import (
     optimizer,
     schedule,
     set_batch,
-    set_compile,
-    set_evaluations,
-    set_metric,
-    set_model_type,
+    set_rest,
     set_steps,
     set_warmup,
     share_of,
@@ -87,10 +84,6 @@ def _inits(value: Any) -> str | None:
     return str(value)
 
 
-def _anything(value: Any) -> Any:
-    return value
-
-
 def _kind(value: Any) -> str | dict[str, str]:
     """Return the type of rows, which may be a prompt of the user's."""
     return texts(value) if isinstance(value, dict) else text(value)
@@ -98,10 +91,6 @@ def _kind(value: Any) -> str | dict[str, str]:
 
 def _roles(value: Any) -> dict[str, list[str]]:
     return {role: names(others) for role, others in mapping(value).items()}
-
-
-def _tokens_given(value: Any) -> list[str] | dict[str, Any]:
-    return value if isinstance(value, dict) else names(value)
 
 
 KEYS: Table = {
@@ -112,7 +101,7 @@ KEYS: Table = {
     "tokenizer_config": to("model.tokenizer", text),
     "model_config": to("model.overrides", mapping),
     "overrides_of_model_config": to("model.overrides", mapping),
-    "tokens": part("tokenize.new_tokens", _tokens_given),
+    "tokens": part("tokenize.new_tokens", lambda value: value if isinstance(value, dict) else names(value)),
     "datasets": part("data.source", entries),
     "pretraining_dataset": part("data.source", entries),
     "test_datasets": part("data.splits", entries),
@@ -138,10 +127,10 @@ KEYS: Table = {
     "lora_modules_to_save": part("train.lora.modules_to_save", names),
     "lora_rank_pattern": part("train.lora.rank_pattern", mapping),
     "lora_alpha_pattern": part("train.lora.alpha_pattern", mapping),
-    "peft_layers_to_transform": part("train.lora.layers_to_transform", _anything),
+    "peft_layers_to_transform": part("train.lora.layers_to_transform"),
     "peft_use_dora": part("train.lora.use_dora", flag),
     "peft_use_rslora": part("train.lora.use_rslora", flag),
-    "peft_init_lora_weights": part("train.lora.init_lora_weights", _anything),
+    "peft_init_lora_weights": part("train.lora.init_lora_weights"),
     "loraplus_lr_ratio": part("train.lora.loraplus_lr_ratio", number),
     "micro_batch_size": part("train.global_batch", count),
     "batch_size": part("train.global_batch", count),
@@ -318,9 +307,7 @@ def translate(t: Translation) -> None:
     _method(t)
     _tokens(t)
     _numbers(t)
-    for setting, value in DEFAULTS.items():
-        t.default(setting, value)
-    t.end(KEYS)
+    t.end(KEYS, DEFAULTS)
 
 
 DEFAULTS: Tree = {
@@ -431,7 +418,7 @@ def _split(t: Translation, entry: Tree, above: str, place: Any, *, named: bool) 
         t.refuse(key, "it names no split", "name it before the bracket, such as train[:100]")
     # where a split is named the others are not read, and theirs reads one
     if named and not files_of(name):
-        t.set(place("data.splits"), {"train": name}, *([key] if "split" in entry else []))
+        t.set(place("data.splits"), {"train": name}, key)
     elif "split" in entry:
         t.ignore(key, "a file without another split's name is train")
     if some and (rows := re.fullmatch(r":(\d+)\]", some)) and place("data.x") == "data.x":
@@ -451,36 +438,37 @@ def files_of(name: str) -> str:
 def _form(t: Translation, entry: Tree, above: str, place: Any, *, pretrains: bool) -> None:
     """Write what rows of a type become."""
     kind, key = entry.get("type") or ("pretrain" if pretrains else None), f"{above}type"
-    keys = [key] if entry.get("type") else []
     preference = t.get("train.objective")
     if isinstance(kind, dict):
         _own_prompt(t, kind, key)
     elif preference:
         _pairs(t, entry, above, place, str(kind), str(preference))
     elif kind in CHAT:
-        t.set("format.task", "chat", *keys)
+        t.set("format.task", "chat", key)
         old = kind != "chat_template"
         note = "answers: all that ends a turn is trained on, also a line break behind its end token; there that token alone"
         t.notes += [note] * (note not in t.notes)
         _messages(t, entry, above, "conversations" if old else "messages")
         _template(t, entry, above)
     elif kind in PLAIN:
-        t.set("format.task", "text", *keys)
+        t.set("format.task", "text", key)
         column = "field" if "field" in entry else "text_column"
-        t.set("format.text", entry.get(column) or "text", *([f"{above}{column}"] if column in entry else []))
+        t.set("format.text", entry.get(column) or "text", f"{above}{column}")
     elif kind == "alpaca" or kind in PROMPTS:
-        t.set("format.task", "instruction", *keys)
+        t.set("format.task", "instruction", key)
         if kind == "alpaca":
-            t.set("format.style", "alpaca", *keys)
+            t.set("format.style", "alpaca", key)
         else:
-            t.set("format.prompt_template", PROMPTS[kind], *keys)
+            t.set("format.prompt_template", PROMPTS[kind], key)
         t.set("format.context", "input")
         t.set("format.response", "output")
     else:
         fix = "give rows of messages with type: chat_template, or write the recipe with `trnflow new DATA`"
         t.refuse(key, "trnflow has no such rows", fix)
     _inputs(t, kind)
-    _unused_template(t, kind)
+    for name in ("chat_template", "chat_template_jinja"):
+        if t.values.get(name) and name not in t.entries and t.get("format.chat_template") is None:
+            t.ignore(name, f"rows of type {kind if isinstance(kind, str) else 'of your own'} are not written by it")
 
 
 def _own_prompt(t: Translation, kind: Tree, key: str) -> None:
@@ -529,8 +517,7 @@ def _own_prompt(t: Translation, kind: Tree, key: str) -> None:
 
 def _messages(t: Translation, entry: Tree, above: str, usual: str) -> None:
     """Write the column of messages. Raises ConfigError for names of fields or roles that trnflow does not read."""
-    keys = [f"{above}field_messages"] if entry.get("field_messages") else []
-    t.set("format.messages", entry.get("field_messages") or usual, *keys)
+    t.set("format.messages", entry.get("field_messages") or usual, f"{above}field_messages")
     if entry.get("field_system"):
         t.set("format.system", entry["field_system"], f"{above}field_system")
     for name, known in (("message_field_training", FLAGS), ("message_field_training_detail", DETAILS)):
@@ -589,15 +576,8 @@ def _template(t: Translation, entry: Tree, above: str) -> None:
     elif name in TEMPLATES:
         t.set("format.chat_template", TEMPLATES[name], *keys)
     else:
-        t.set("format.chat_template", "tokenizer")
-        t.why["format.chat_template"] = f"there {name}"
+        t.set("format.chat_template", "tokenizer", why=f"there {name}")
         t.lack(f"{where}chat_template", "the tokenizer's own is used: write theirs as Jinja into format.chat_template")
-
-
-def _unused_template(t: Translation, kind: Any) -> None:
-    for key in ("chat_template", "chat_template_jinja"):
-        if t.values.get(key) and key not in t.entries and t.get("format.chat_template") is None:
-            t.ignore(key, f"rows of type {kind if isinstance(kind, str) else 'of your own'} are not written by it")
 
 
 def _inputs(t: Translation, kind: Any) -> None:
@@ -654,43 +634,42 @@ def _splits(t: Translation, sources: list[Tree]) -> None:
             t.note("test_datasets", tests, "translated", f"data.splits.validation={tests[0].get('split')}")
         else:
             t.lack("test_datasets", "other rows to validate on: name them in data.splits.validation")
-    hold_out(t, split, *(["val_set_size"] if size is not None and share < 1 else []))
+    hold_out(t, split, *(["val_set_size"] if share < 1 else []))
 
 
 def _lengths(t: Translation) -> None:
     length = t.values.get("sequence_len") or 512
-    key = ["sequence_len"] if "sequence_len" in t.values else []
-    t.set("tokenize.max_length", length, *key)
+    t.set("tokenize.max_length", length, "sequence_len")
     pairs, plain_texts = bool(t.get("train.objective")), t.get("format.task") == "text"
     # what is too long is left out there, and cut here
     long = str(t.values.get("excess_length_strategy") or "drop")
     ways = {"drop": "drop", "truncate": "truncate", "raise": "error"}
-    stated = ["excess_length_strategy"] if t.values.get("excess_length_strategy") else []
     if long not in ways:
         t.refuse("excess_length_strategy", f"it is one of {', '.join(ways)}")
-    if plain_texts and stated:
-        t.ignore(stated[0], "texts are split there, too")
-    t.set("tokenize.overlong", "split" if plain_texts else ways[long], *([] if plain_texts else stated))
-    if not stated:
-        t.why["tokenize.overlong"] = f"{t.program}'s default"
+    if not plain_texts:
+        t.set("tokenize.overlong", ways[long], "excess_length_strategy", why=t.usual)
+    elif t.values.get("excess_length_strategy"):
+        t.set("tokenize.overlong", "split")
+        t.ignore("excess_length_strategy", "texts are split there, too")
+    else:
+        t.set("tokenize.overlong", "split", why=t.usual)
     # two answers of a row share a chunk, and are never packed with others there
     packs = bool(t.values.get("sample_packing")) and not pairs
     pretrains = bool(t.values.get("pretraining_dataset")) and not t.values.get("datasets")
     strategy = "concat" if pretrains else "bfd" if packs else "pad"
-    t.set("pack.strategy", strategy, *(["sample_packing"] if t.values.get("sample_packing") is not None else []))
-    t.why.setdefault("pack.strategy", f"{t.program}'s default")
-    t.set("pack.chunk_length", 2 * length if pairs else length, *([] if pairs else key))
-    t.why.setdefault("pack.chunk_length", "both answers of a row")
+    t.set("pack.strategy", strategy, "sample_packing", why=t.usual)
+    if pairs:
+        t.set("pack.chunk_length", 2 * length, why="both answers of a row")
+    else:
+        t.set("pack.chunk_length", length, "sequence_len", why="both answers of a row")
 
 
 def _method(t: Translation) -> None:
     adapter = t.values.get("adapter")
     if not adapter:
-        t.set("train.method", "full", *(["adapter"] if adapter is not None else []))
+        t.set("train.method", "full", "adapter")
         t.why["train.method"] = "no adapter"
-        for key in KEYS:
-            if key in t.values and KEYS[key].text.startswith("train.lora") and key not in t.entries:
-                t.ignore(key, "no adapter")
+        t.ignore_lora(KEYS, "no adapter")
         return
     if adapter not in METHODS:
         t.refuse("adapter", "trnflow has LoRA, with DoRA, rsLoRA and PiSSA (train.lora)")
@@ -792,10 +771,7 @@ def _numbers(t: Translation) -> None:
         )
     _warmup(t)
     _dtype(t)
-    set_compile(t)
-    set_metric(t)
-    set_evaluations(t, validates=t.get("evaluate.split") == "validation")
-    set_model_type(t)
+    set_rest(t)
 
 
 def _warmup_updates(share: float, total: int) -> int:
@@ -814,8 +790,7 @@ def _warmup(t: Translation) -> None:
         total = t.get("train.max_steps")
         # of a known number of updates axolotl rounds down, and warms up for 100 at most
         share = share_of(min(_warmup_updates(0.03, total), 100), total) if total else 0.03
-        t.set("train.warmup_ratio", share)
-        t.why["train.warmup_ratio"] = f"{t.program}'s default" + ("" if total else ", there at most 100 updates")
+        t.set("train.warmup_ratio", share, why=t.usual + ("" if total else ", there at most 100 updates"))
 
 
 def _dtype(t: Translation) -> None:

@@ -31,10 +31,7 @@ from trnflow.flows.translation.trainer_keys import (
     optimizer,
     schedule,
     set_batch,
-    set_compile,
-    set_evaluations,
-    set_metric,
-    set_model_type,
+    set_rest,
     set_steps,
     set_warmup,
     text,
@@ -190,14 +187,12 @@ def translate(t: Translation) -> None:
     _lengths(t)
     _method(t)
     _numbers(t)
-    for setting, value in DEFAULTS.items():
-        t.default(setting, value)
-    t.end(KEYS)
+    t.end(KEYS, DEFAULTS)
 
 
 def _objective(t: Translation) -> None:
     stage = str(t.values.get("stage") or "sft")
-    keys = ["stage"] if "stage" in t.values else []
+    keys = ["stage"]
     if stage in STAGES:
         chosen = STAGES[stage]
     elif stage != "dpo":
@@ -206,7 +201,7 @@ def _objective(t: Translation) -> None:
         loss = str(t.values.get("pref_loss") or "sigmoid")
         if loss not in LOSSES:
             t.refuse("pref_loss", f"trnflow has {', '.join(LOSSES)}")
-        chosen, keys = LOSSES[loss], [*keys, *(["pref_loss"] if "pref_loss" in t.values else [])]
+        chosen, keys = LOSSES[loss], ["stage", "pref_loss"]
     for name, value in chosen.items():
         t.set(f"train.{name}", value, *keys)
 
@@ -215,13 +210,14 @@ class Rows:
     """An entry of `dataset_info.json`, read as LLaMA-Factory reads it.
 
     Attributes:
+        label: Its name in data.mix.
         columns: {what for: column}; where the entry names some, the others have none.
         tags: {what for: a message's field, or a role's name}.
     """
 
     def __init__(self, name: str, entry: Tree) -> None:
         usual = {"prompt": "instruction", "query": "input", "response": "output", "messages": "conversations"}
-        self.name, self.entry = name, entry
+        self.name, self.entry, self.label = name, entry, re.sub(r"[^\w-]+", "-", name)
         try:
             self.columns = texts(entry.get("columns") or usual)
             self.tags = texts(entry.get("tags") or {})
@@ -236,16 +232,10 @@ def _rows(t: Translation) -> None:
     if not given:
         t.refuse("dataset", "it names no rows", "name them: `dataset: NAME`, as in dataset_info.json")
     folder, entries = _dataset_info(t, [name.strip() for name in given.split(",")])
-    sources = [_source(t, rows, folder) for rows in entries]
-    keys = ["dataset", *(["dataset_dir"] if "dataset_dir" in t.values else [])]
-    if len(sources) == 1:
-        for name, value in sources[0].items():
-            t.set(f"data.{name}", value, *(keys if name == "source" else []))
-    else:
-        for rows, source in zip(entries, sources, strict=True):
-            for name, value in source.items():
-                label = re.sub(r"[^\w-]+", "-", rows.name)
-                t.set(f"data.mix.{label}.{name}", value, *(keys if name == "source" else []))
+    for rows in entries:
+        section = f"data.mix.{rows.label}" if len(entries) > 1 else "data"
+        for name, value in _source(t, rows, folder).items():
+            t.set(f"{section}.{name}", value, *(["dataset", "dataset_dir"] if name == "source" else []))
     _mixture(t, entries)
     _form(t, entries)
     limit = t.values.get("max_samples")
@@ -261,11 +251,7 @@ def _rows(t: Translation) -> None:
     share = t.values.get("val_size") or 0.0
     if share >= 1:
         t.lack("val_size", "a number of rows: set data.split to a share, such as {validation: 0.1}")
-    hold_out(
-        t,
-        {"validation": share} if 0 < share < 1 else {},
-        *(["val_size"] if "val_size" in t.values and share < 1 else []),
-    )
+    hold_out(t, {"validation": share} if 0 < share < 1 else {}, *(["val_size"] if share < 1 else []))
 
 
 def _dataset_info(t: Translation, wanted: list[str]) -> tuple[Path, list[Rows]]:
@@ -347,8 +333,7 @@ def _mixture(t: Translation, entries: list[Rows]) -> None:
     if len(weights) != len(entries):
         t.refuse("interleave_probs", f"it has {len(weights)} shares for {len(entries)} sources", "give each source one")
     for rows, weight in zip(entries, weights, strict=True):
-        label = re.sub(r"[^\w-]+", "-", rows.name)
-        t.set(f"data.mix.{label}.weight", weight, *(["interleave_probs"] if shares else ["mix_strategy"]))
+        t.set(f"data.mix.{rows.label}.weight", weight, "interleave_probs" if shares else "mix_strategy")
 
 
 def _form(t: Translation, entries: list[Rows]) -> None:
@@ -367,7 +352,7 @@ def _form(t: Translation, entries: list[Rows]) -> None:
             t.refuse("dataset", f"{first.name} and {rows.name} have other formats in {INFO}", fix)
     stage = str(t.values.get("stage") or "sft")
     if stage == "pt":
-        t.set("format.task", "text", *(["stage"] if "stage" in t.values else []))
+        t.set("format.task", "text", "stage")
         t.set("format.text", first.columns.get("prompt") or "text")
         t.notes.append(
             "stage: pt: a text begins with the tokenizer's first token (bos), if it has one; there many tokenizers give none"
@@ -376,7 +361,7 @@ def _form(t: Translation, entries: list[Rows]) -> None:
             t.ignore("template", "texts are trained on as they are")
         return
     if stage == "sft":
-        t.set("format.task", "chat", *(["stage"] if "stage" in t.values else []))
+        t.set("format.task", "chat", "stage")
         _chat(t, first)
     else:
         _pairs(t, first, stage)
@@ -397,15 +382,12 @@ def _chat(t: Translation, rows: Rows) -> None:
         # a name begins with no digit
         module = module if module.isidentifier() else "rows_" + re.sub(r"[^0-9A-Za-z_]", "_", t.name)
         t.functions[Path(f"{module}.py")] = _maker(rows.columns)
-        t.set("format.make", f"{module}:make")
-        t.why["format.make"] = "as LLaMA-Factory writes rows of Alpaca's columns"
+        t.set("format.make", f"{module}:make", why="as LLaMA-Factory writes rows of Alpaca's columns")
         return
-    t.set("format.messages", rows.columns.get("messages") or "conversations")
-    t.why["format.messages"] = INFO
+    t.set("format.messages", rows.columns.get("messages") or "conversations", why=INFO)
     for name in ("system", "tools"):
         # a column that is not named is not read there
-        t.set(f"format.{name}", rows.columns.get(name))
-        t.why[f"format.{name}"] = INFO
+        t.set(f"format.{name}", rows.columns.get(name), why=INFO)
     if rows.columns.get("tools") and t.values.get("template") in TEMPLATES:
         t.notes.append(
             f"template {t.values['template']} is written without tools: rows with some need format.chat_template=tokenizer"
@@ -457,8 +439,8 @@ def _pairs(t: Translation, rows: Rows, stage: str) -> None:
         t.refuse("dataset", f"{rows.name}'s answers are texts, which no chat template writes here", fix)
     messages = rows.columns.get("messages") or "conversations"
     if stage == "kto":
-        t.set("format.task", "unpaired_preference", *(["stage"] if "stage" in t.values else []))
-        t.set("data.columns", {"completion": messages, "label": rows.columns.get("kto_tag") or "kto_tag"})
+        t.set("format.task", "unpaired_preference", "stage")
+        columns = {"completion": messages, "label": rows.columns.get("kto_tag") or "kto_tag"}
     else:
         if not rows.is_ranked:
             t.refuse(
@@ -466,12 +448,9 @@ def _pairs(t: Translation, rows: Rows, stage: str) -> None:
                 f"{rows.name} has no `ranking: true` in {INFO}",
                 "name rows with a chosen and a rejected answer",
             )
-        t.set("format.task", "preference", *(["stage"] if "stage" in t.values else []))
-        t.set(
-            "data.columns",
-            {"prompt": messages, **{name: rows.columns.get(name) or name for name in ("chosen", "rejected")}},
-        )
-    t.why["data.columns"] = INFO
+        t.set("format.task", "preference", "stage")
+        columns = {"prompt": messages, **{name: rows.columns.get(name) or name for name in ("chosen", "rejected")}}
+    t.set("data.columns", columns, why=INFO)
     _tags(t, rows)
 
 
@@ -482,9 +461,8 @@ def _template(t: Translation) -> None:
         if "enable_thinking" in t.values:
             t.ignore("enable_thinking", f"{name} has no thinking")
         return
-    t.set("format.chat_template", "tokenizer")
+    t.set("format.chat_template", "tokenizer", why=f"there {name}" if name else "")
     if name:
-        t.why["format.chat_template"] = f"there {name}"
         t.lack("template", "the tokenizer's own is used: write theirs as Jinja into format.chat_template")
     if "enable_thinking" in t.values:
         t.set("format.template_arguments", {"enable_thinking": t.values["enable_thinking"]}, "enable_thinking")
@@ -492,40 +470,34 @@ def _template(t: Translation) -> None:
 
 def _lengths(t: Translation) -> None:
     length = t.values.get("cutoff_len") or 2048
-    keys = ["cutoff_len"] if "cutoff_len" in t.values else []
-    t.set("tokenize.max_length", length, *keys)
-    if not keys:
-        t.why["tokenize.max_length"] = f"{t.program}'s default"
+    t.set("tokenize.max_length", length, "cutoff_len", why=t.usual)
     stage, pairs = str(t.values.get("stage") or "sft"), bool(t.get("train.objective"))
     packing = t.values.get("packing")
     # pretraining packs there by default
     packs = stage == "pt" if packing is None else bool(packing)
     packs = (packs or bool(t.values.get("neat_packing"))) and not pairs
-    t.set("tokenize.overlong", "split" if packs and stage == "pt" else "truncate")
-    if stage != "pt":
-        t.why["tokenize.overlong"] = "there each turn is cut in proportion, here the end of the row"
-    named = [key for key in ("packing", "neat_packing") if t.values.get(key) is not None]
-    t.set("pack.strategy", ("concat" if stage == "pt" else "bfd") if packs else "pad", *named)
-    t.why.setdefault("pack.strategy", f"{t.program}'s default")
+    why = "" if stage == "pt" else "there each turn is cut in proportion, here the end of the row"
+    t.set("tokenize.overlong", "split" if packs and stage == "pt" else "truncate", why=why)
+    strategy = ("concat" if stage == "pt" else "bfd") if packs else "pad"
+    t.set("pack.strategy", strategy, "packing", "neat_packing", why=t.usual)
     if packing and stage == "sft" and not t.values.get("neat_packing"):
         t.notes.append(
             "packing: rows of a chunk do not attend to each other here, as with neat_packing; a chunk there is a token shorter"
         )
-    t.set("pack.chunk_length", 2 * length if pairs else length, *([] if pairs else keys))
-    t.why.setdefault("pack.chunk_length", "both answers of a row" if pairs else f"{t.program}'s default")
-    tokens = [token for key in ("add_tokens", "add_special_tokens") if t.values.get(key) for token in t.values[key]]
-    if tokens:
-        t.set(
-            "tokenize.new_tokens", tokens, *(key for key in ("add_tokens", "add_special_tokens") if t.values.get(key))
-        )
+    if pairs:
+        t.set("pack.chunk_length", 2 * length, why="both answers of a row")
+    else:
+        t.set("pack.chunk_length", length, "cutoff_len", why=t.usual)
+    adding = [key for key in ("add_tokens", "add_special_tokens") if t.values.get(key)]
+    if adding:
+        t.set("tokenize.new_tokens", [token for key in adding for token in t.values[key]], *adding)
 
 
 def _method(t: Translation) -> None:
     kind = str(t.values.get("finetuning_type") or "lora")
-    keys = ["finetuning_type"] if "finetuning_type" in t.values else []
     if kind not in ("lora", "full"):
         t.refuse("finetuning_type", WEIGHTS)
-    t.set("train.method", kind, *keys)
+    t.set("train.method", kind, "finetuning_type")
     whole_embedding = kind == "lora" and not t.values.get("additional_target")
     if t.values.get("resize_vocab") and not whole_embedding:
         t.ignore("resize_vocab", "embeddings grow for tokenize.new_tokens")
@@ -535,45 +507,32 @@ def _method(t: Translation) -> None:
             " train.lora.modules_to_save=[embed_tokens,lm_head] does"
         )
     if kind == "full":
-        for key, rule in KEYS.items():
-            if key in t.values and rule.text.startswith("train.lora") and key not in t.entries:
-                t.ignore(key, "finetuning_type is full")
+        t.ignore_lora(KEYS, "finetuning_type is full")
         return
     t.set_read(KEYS, LORA)
     # alpha follows from the rank there
     rank = t.get("train.lora.rank") or 8
     alpha = t.values.get("lora_alpha")
     t.set("train.lora.rank", rank)
-    t.set("train.lora.alpha", alpha if alpha else 2 * rank, *(["lora_alpha"] if alpha else []))
-    if not alpha:
-        t.why["train.lora.alpha"] = f"{t.program}'s default: 2 x rank"
-    target = t.values.get("lora_target") or ["all"]
-    modules = target
-    t.set(
-        "train.lora.targets", "all-linear" if "all" in modules else modules,
-        *(["lora_target"] if "lora_target" in t.values else []),
-    )  # fmt: skip
-    if "lora_target" not in t.values:
-        t.why["train.lora.targets"] = f"{t.program}'s default"
-    _bits(t)
-    _pissa(t)
-
-
-def _bits(t: Translation) -> None:
-    bits = t.values.get("quantization_bit")
-    if bits:
+    if alpha:
+        t.set("train.lora.alpha", alpha, "lora_alpha")
+    else:
+        t.set("train.lora.alpha", 2 * rank, why=f"{t.usual}: 2 x rank")
+    modules = t.values.get("lora_target") or ["all"]
+    t.set("train.lora.targets", "all-linear" if "all" in modules else modules, "lora_target", why=t.usual)
+    if bits := t.values.get("quantization_bit"):
         if bits not in (4, 8):
             t.refuse("quantization_bit", "train.lora.base_dtype has nf4 (4 bits) and int8")
         t.set("train.lora.base_dtype", "nf4" if bits == 4 else "int8", "quantization_bit")
+    if t.values.get("pissa_init"):
+        _pissa(t)
 
 
 def _pissa(t: Translation) -> None:
-    if not t.values.get("pissa_init"):
-        return
     times = t.values.get("pissa_iter", 16)
-    keys = [key for key in ("pissa_init", "pissa_iter") if key in t.values]
     near = times if times in (4, 16) else 16
-    t.set("train.lora.init_lora_weights", "pissa" if times == -1 else f"pissa_niter_{near}", *keys)
+    way = "pissa" if times == -1 else f"pissa_niter_{near}"
+    t.set("train.lora.init_lora_weights", way, "pissa_init", "pissa_iter")
     if times not in (-1, near):
         t.lack("pissa_iter", f"train.lora.init_lora_weights has 4 and 16: {near} is written")
 
@@ -590,7 +549,4 @@ def _numbers(t: Translation) -> None:
     elif t.get("train.method") == "full":
         # all weights are cast to fp32 there; of LoRA the frozen ones keep the model's type, as the machine chooses it here
         t.default("train.dtype", "float32")
-    set_compile(t)
-    set_metric(t)
-    set_evaluations(t, validates=t.get("evaluate.split") == "validation")
-    set_model_type(t)
+    set_rest(t)

@@ -337,11 +337,8 @@ def set_batch(t: Translation, micro: str, rows: int, accumulated: int, *others: 
     devices = whole(named["devices"]) if isinstance(named, dict) and str(named.get("devices")).isdecimal() else 1
     alike = math.prod(n for key in SHARED if type(n := t.values.get(key)) is int and n > 0)
     batch = rows * accumulated * max(1, devices // alike)
-    keys = [key for key in (micro, "gradient_accumulation_steps", *others) if key in t.values]
-    t.set("train.global_batch", batch, *keys)
-    if not keys:
-        t.why["train.global_batch"] = f"{t.program}'s default"
-    t.set("train.micro_batch", rows, *([micro] if micro in t.values else []))
+    t.set("train.global_batch", batch, micro, "gradient_accumulation_steps", *others, why=t.usual)
+    t.set("train.micro_batch", rows, micro)
     if devices == 1:
         t.notes.append(
             f"train.global_batch={batch} is for one device: for N devices there, give train.global_batch=N x {batch}"
@@ -349,19 +346,29 @@ def set_batch(t: Translation, micro: str, rows: int, accumulated: int, *others: 
         )
 
 
-def set_compile(t: Translation) -> None:
+def set_rest(t: Translation) -> None:
+    """Write what train.compile, the metric and the evaluations are, what type the published weights have, and that nothing is
+    exported."""
     if (value := t.values.get("torch_compile")) is not None:
         if value in (True, "auto"):
             t.set("train.compile", True, "torch_compile")
         else:
             t.ignore("torch_compile", "off there, as here")
+    if (value := t.values.get("metric_for_best_model")) is not None:
+        if value in ("loss", "eval_loss"):
+            t.set("train.best_metric", "eval_loss", "metric_for_best_model")
+        else:
+            t.lack("metric_for_best_model", "train.best_metric names trnflow's own metrics; eval_loss counts")
+    _set_evaluations(t)
+    t.default("consolidate.dtype", "base", "the type of the model that training begins with")
+    t.default("export.target", "none", "or gguf, onnx, stablehlo, for programs without PyTorch")
 
 
-def set_evaluations(t: Translation, *, validates: bool) -> None:
+def _set_evaluations(t: Translation) -> None:
     """Write when training evaluates."""
     keys = ("eval_strategy", "evaluation_strategy", "eval_steps", "evals_per_epoch")
     there = {key: t.values[key] for key in keys if key in t.values}
-    if not validates:
+    if t.get("evaluate.split") != "validation":
         for key in there:
             t.ignore(key, "there are no validation rows")
         return
@@ -380,7 +387,7 @@ def set_evaluations(t: Translation, *, validates: bool) -> None:
         return
     way = next((key for key in keys[:2] if key in there), "")
     wanted = there.get(way, "steps" if "eval_steps" in there else "no")
-    t.set("train.eval_every_epoch", wanted == "epoch", *([way] if way else []))
+    t.set("train.eval_every_epoch", wanted == "epoch", way)
     if wanted == "steps":
         every = there.get("eval_steps", t.get("train.log_every") or 500)
         try:
@@ -392,37 +399,22 @@ def set_evaluations(t: Translation, *, validates: bool) -> None:
         except Nearest as error:
             t.lack("eval_steps", error.why)
         else:
-            t.set("train.eval_every", every, *(["eval_steps"] if "eval_steps" in there else []))
+            t.set("train.eval_every", every, "eval_steps")
     elif "eval_steps" in there:
         t.ignore("eval_steps", f"{way}={wanted}")
-
-
-def set_model_type(t: Translation) -> None:
-    """Write what type the published weights have, and that nothing is exported."""
-    t.default("consolidate.dtype", "base", "the type of the model that training begins with")
-    t.default("export.target", "none", "or gguf, onnx, stablehlo, for programs without PyTorch")
-
-
-def set_metric(t: Translation) -> None:
-    """Write which evaluation is the best, where theirs goes by the loss."""
-    if (value := t.values.get("metric_for_best_model")) is not None:
-        if value in ("loss", "eval_loss"):
-            t.set("train.best_metric", "eval_loss", "metric_for_best_model")
-        else:
-            t.lack("metric_for_best_model", "train.best_metric names trnflow's own metrics; eval_loss counts")
 
 
 def hold_out(t: Translation, split: Tree, *keys: str) -> None:
     """Write the splits that are made, {} for none, and what is evaluated."""
     # not set, a tenth of train would become a test split
-    t.set("data.split", split, *keys)
-    if not keys:
-        t.why["data.split"] = f"{t.program} holds out none by default"
-    elif split:
+    t.set("data.split", split, *keys, why=f"{t.program} holds out none by default")
+    if split:
         t.notes.append(
             f"{keys[0]}: about this share is held out, as each row is drawn by what it holds; {t.program} holds out "
             "exactly this share"
         )
     validates = bool(split or (t.get("data.splits") or {}).get("validation"))
-    t.set("evaluate.split", "validation" if validates else "train")
-    t.why["evaluate.split"] = "the rows that they hold out" if validates else "no rows are held out: add to data.split"
+    if validates:
+        t.set("evaluate.split", "validation", why="the rows that they hold out")
+    else:
+        t.set("evaluate.split", "train", why="no rows are held out: add to data.split")

@@ -54,7 +54,7 @@ def to(setting: str, convert: Callable[[Any], Any] = lambda value: value) -> Rul
     return Rule("to", setting, convert)
 
 
-def part(setting: str, read: Callable[[Any], Any]) -> Rule:
+def part(setting: str, read: Callable[[Any], Any] = lambda value: value) -> Rule:
     """Leave a key to the program's own function. read: returns its value, checked."""
     return Rule("part", setting, read)
 
@@ -90,6 +90,7 @@ class Translation:
     Attributes:
         name: The recipe's.
         given: The settings that the user named on the command line.
+        usual: The comment beside a setting that follows from no key of theirs.
         settings: {section: {setting: value}} of the recipe.
         why: {dotted setting: the comment beside it}.
         origins: {parts of a setting: file, line and key of theirs}, for errors.
@@ -101,6 +102,7 @@ class Translation:
 
     def __init__(self, program: str, file: Path, tree: Tree, lines: Lines, given: Tree, name: str) -> None:
         self.name, self.program, self.file, self.tree, self.lines, self.given = name, program, file, tree, lines, given
+        self.usual = f"{program}'s default"
         self.settings: Tree = {}
         self.values: Tree = {}
         self.why: dict[str, str] = {}
@@ -166,9 +168,12 @@ class Translation:
             fix = f"correct it, or leave it out and set {setting} in the recipe"
             raise ConfigError(f"{self.at(key)}: {key} can't be {shown(hidden(value))}: {error}", fix) from error
 
-    def set(self, setting: str, value: Any, *keys: str) -> None:
-        """Write a setting that follows from keys of theirs, or from none. Raises ConfigError where an earlier one says another
-        value."""
+    def set(self, setting: str, value: Any, *theirs: str, why: str = "") -> None:
+        """Write a setting that follows from those of `theirs` that the config has.
+
+        why: the comment beside it where the config has none. Raises ConfigError where an earlier key says another value.
+        """
+        keys = [key for key in theirs if self.at_key(key) is not None]
         *above, name = setting.split(".")
         if name in ("source", "tokenizer") and hidden(value) != value:
             fix = (
@@ -189,6 +194,8 @@ class Translation:
             names = [key.rpartition(".")[2] for key in keys]
             self.why.setdefault(setting, ", ".join(dict.fromkeys(names)))
             self.origins.setdefault((*above, name), SettingOrigin(f"{self.at(keys[0])}: {keys[0]}"))
+        elif why:
+            self.why.setdefault(setting, why)
         for key in keys:
             earlier = self.entries.get(key)
             text = f"{setting}={plain(hidden(value))}"
@@ -198,8 +205,7 @@ class Translation:
     def default(self, setting: str, value: Any, why: str = "") -> None:
         """Write a value of theirs where no key says another."""
         if not self.has(setting):
-            self.set(setting, value)
-            self.why[setting] = why or f"{self.program}'s default"
+            self.set(setting, value, why=why or self.usual)
 
     def has(self, setting: str) -> bool:
         return self.get(setting) is not None
@@ -245,8 +251,10 @@ class Translation:
             fix or f"leave {key} out if the run is the same to you without it",
         )
 
-    def end(self, table: Table) -> None:
-        """Give an outcome to each key that the program's own function left alone."""
+    def end(self, table: Table, defaults: Tree) -> None:
+        """Write the defaults that no key changed, and give an outcome to each key that the program's own function left alone."""
+        for setting, value in defaults.items():
+            self.default(setting, value)
         # data sets have an entry for each of their keys
         inside = {key.partition(".")[0] for key in self.entries if "." in key}
         for key, value in self.tree.items():
@@ -254,6 +262,11 @@ class Translation:
                 outcome: Outcome = "no effect" if value in OFF else "not translated"
                 why = "off there, as here" if value in OFF else f"it does not decide {table[key].text} here"
                 self.note(key, value, outcome, why)
+
+    def ignore_lora(self, table: Table, why: str) -> None:
+        for key in self.values:
+            if key in table and table[key].text.startswith("train.lora") and key not in self.entries:
+                self.ignore(key, why)
 
     def of(self, outcome: Outcome) -> Iterator[tuple[str, Entry]]:
         return ((key, entry) for key, entry in self.entries.items() if entry.outcome == outcome)

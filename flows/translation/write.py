@@ -85,14 +85,9 @@ def recipe_text(t: Translation) -> str:
             continue
         lines.append(f"{section}:{'' if settings else ' {}'}")
         for name, value in settings.items():
-            lines += _setting(name, value, t.why.get(f"{section}.{name}") or _inside(t, f"{section}.{name}"))
+            below = [why for setting, why in t.why.items() if setting.startswith(f"{section}.{name}.")]
+            lines += _setting(name, value, t.why.get(f"{section}.{name}") or ", ".join(dict.fromkeys(below)))
     return "\n".join(lines) + "\n"
-
-
-def _inside(t: Translation, setting: str) -> str:
-    """Return the keys that gave the settings below one."""
-    keys = [why for name, why in t.why.items() if name.startswith(f"{setting}.")]
-    return ", ".join(dict.fromkeys(keys))
 
 
 def _setting(name: str, value: Any, why: str) -> list[str]:

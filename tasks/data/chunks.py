@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
 
     Columns = dict[str, NDArray[Any]]
+    from trnflow.tasks.system.arrays import Ints
 
 SEGMENTS = ("source_row", "source_tokens")
 """The columns of a file of segments."""
@@ -45,10 +46,10 @@ def open_marks(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np
     return marks
 
 
-def open_segments(packed: Input[PackedMeta], split: str, length: int) -> NDArray[np.int64]:
+def open_segments(packed: Input[PackedMeta], split: str, length: int) -> Ints:
     """Return int64 [segments, 2], memory-mapped: each segment's row in `<split>.parquet`, and that row's tokens, uncut."""
 
-    segments: NDArray[np.int64] = load_array(segments_file(packed.path, split, length), mapped=True)
+    segments: Ints = load_array(segments_file(packed.path, split, length), mapped=True)
     return segments
 
 

@@ -7,15 +7,10 @@ from typing import TYPE_CHECKING, Any
 from trnflow.tasks.artifact import Meta
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.evaluation.columns import ClassPredictions
     from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
     from trnflow.tasks.evaluation.report_document import ConfusedPair
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Floats, Ints
 
 PAIRS, PAIR_ROWS = 20, 5
 """Pairs of classes that the report lists, and numbers of their rows."""

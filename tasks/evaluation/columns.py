@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Bools, Floats, Ints
 
 Columns = TypeVar("Columns", bound=tuple[Any, ...])
 
@@ -40,7 +39,7 @@ class RowLosses(NamedTuple):
     nll: Floats
     tokens: Ints
     bytes: Ints
-    cut: NDArray[np.bool_]
+    cut: Bools
 
 
 def save_columns(columns: Any, folder: Path) -> None:

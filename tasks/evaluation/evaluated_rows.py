@@ -11,13 +11,10 @@ from trnflow.tasks.data.tables import read_rows
 from trnflow.tasks.data.texts import text_of_example
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from trnflow.tasks.evaluation.report_document import NamedRow, WrongRow
-
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Ints
 
 WORST, LONGEST = 10, 500
 """Rows that the report shows in full, and characters of their texts."""

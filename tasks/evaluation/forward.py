@@ -15,11 +15,7 @@ from trnflow.tasks.training.model.pretrained import first_position
 from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Floats, Ints
 
 ReportRows = Callable[[int], None]
 """Called with the number of rows so far."""

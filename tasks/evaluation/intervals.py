@@ -5,10 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Floats
 
 CONFIDENCE = 0.95
 RESAMPLES = 1000

@@ -22,11 +22,7 @@ from trnflow.tasks.system.arrays import load_array
 from trnflow.tasks.system.threads import ThreadPool
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Ints
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,99}")
 SETTING = "evaluate.metrics"

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Bools, Floats
 
 BLOCK = 1 << 17
 """Drawn values that are held at once; bounds memory."""
@@ -28,7 +27,7 @@ class Pair(NamedTuple):
     """
 
     values: tuple[float, float]
-    differs: NDArray[np.bool_]
+    differs: Bools
     permute: Callable[[np.random.Generator, int], Floats]
     block: int
 

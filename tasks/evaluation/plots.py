@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from numpy.typing import NDArray
 
+    from trnflow.tasks.system.arrays import Ints
+
 NUMBERED, FRAMED, NAMED = 20, 30, 150
 """The largest number of classes for which all cells show numbers, the smallest whose matrix is drawn in full size, for a page
 that scrolls, and the largest of which each has its name."""
@@ -22,7 +24,7 @@ FONT, COLOURS = 8, 128
 """Points of the text in a matrix of full size, and its colours: with all of them the file is three times as large."""
 
 
-def confusion_matrix(confusion: NDArray[np.int64], labels: list[str], title: str, file: Path) -> None:
+def confusion_matrix(confusion: Ints, labels: list[str], title: str, file: Path) -> None:
     """Draw a confusion matrix, int64 [classes, classes], the true class by row. Colours are shares of a row."""
     import numpy as np
     from matplotlib.backends.backend_agg import FigureCanvasAgg

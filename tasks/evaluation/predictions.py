@@ -17,11 +17,9 @@ from trnflow.tasks.evaluation.columns import ClassPredictions, RowLosses
 from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
-    from numpy.typing import NDArray
 
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Ints
 
 BATCH = 1024
 

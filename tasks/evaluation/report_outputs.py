@@ -1,4 +1,4 @@
-"""Report the predictions of a task with targets in columns (`TargetKind`)."""
+"""Report the predictions of a task with targets in columns (`TargetKind`), or with pairs of answers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from trnflow.tasks.kinds.targets import Outputs
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import Neighbour, Retrieval, TaskReport
+    from trnflow.tasks.metadata import Task
 
 
 def report_outputs(found: Outputs, packed: Input, split: str, given: EvaluatedRows, folder: Path) -> TaskReport:
@@ -50,6 +51,26 @@ def report_outputs(found: Outputs, packed: Input, split: str, given: EvaluatedRo
     if retrieved:
         report["retrieved"] = retrieved
     return report
+
+
+def report_pairs(found: Any, packed: Input, task: Task, split: str, given: EvaluatedRows, folder: Path) -> TaskReport:
+    """Write predictions.parquet; return the report's entries, with all metrics. found: `Rewards` or `MarkedRewards`; task: the
+    model's."""
+    import numpy as np
+
+    rows = source_rows(packed, split)
+    write_answers(kind_of(task).row_answers(found, []), found.loss, rows, given, folder / "predictions.parquet")
+    margins = found.margins
+    return {
+        "metrics": values_of(task, found),
+        "intervals": intervals_of(task, found),
+        "tokens": packed.meta["supervised_tokens"][split],
+        "worst": [
+            given.wrong(int(rows[at]), found.verdict(at)[0], found.verdict(at)[1], float(found.loss[at]))
+            for at in np.argsort(margins, kind="stable")[:WORST]
+            if margins[at] <= 0
+        ],
+    }
 
 
 def _retrieved(texts: Path, rows: Any, row: int, place: int, nearest: list[tuple[float, int, int]]) -> Retrieval:

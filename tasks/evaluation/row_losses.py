@@ -11,13 +11,9 @@ from trnflow.tasks.evaluation.columns import RowLosses
 from trnflow.tasks.training.batches.sampler import IGNORED
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
     from trnflow.tasks.evaluation.forward import TokenLosses
-
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Ints
 
 
 def source_rows(packed: Input, split: str) -> Ints:

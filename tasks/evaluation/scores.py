@@ -38,13 +38,8 @@ from trnflow.tasks.kinds.kind import Kind, Metric
 from trnflow.tasks.kinds.registry import KINDS
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.evaluation.columns import ClassPredictions
-
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Floats, Ints
 
 BLOCK = 1 << 22
 """Counts of resampled confusion matrices that are held at once; bounds memory."""
@@ -153,39 +148,24 @@ def score(name: str, task: str, **flags: Any) -> Callable[[Callable[..., float |
     return enter
 
 
-def _share_of_hits(found: Matrices) -> Any:
-    return found.hits.sum(axis=1) / found.support.sum(axis=1)
-
-
-def _mean_f1(found: Matrices) -> Any:
-    return found.f1.sum(axis=1) / (found.present > 0).sum(axis=1)
-
-
-def _weighted_f1(found: Matrices) -> Any:
-    return (found.f1 * found.support).sum(axis=1) / found.support.sum(axis=1)
-
-
 def _loss_by_rows(found: ClassPredictions) -> tuple[Any, Any]:
     import numpy as np
 
     return found.loss, np.ones(len(found.loss))
 
 
-def _loss_by_tokens(rows: RowSums) -> tuple[Any, Any]:
-    return rows.nll, rows.tokens
-
-
-def _bits_by_bytes(rows: RowSums) -> tuple[Any, Any]:
-    return rows.nll / math.log(2), rows.bytes
-
-
-accuracy = score("accuracy", "classification", hub="accuracy", may_promote=True, of_matrices=_share_of_hits)(
-    accuracy_of_rows
-)
+accuracy = score(
+    "accuracy", "classification", hub="accuracy", may_promote=True,
+    of_matrices=lambda found: found.hits.sum(axis=1) / found.support.sum(axis=1),
+)(accuracy_of_rows)  # fmt: skip
 f1_weighted = score(
-    "f1_weighted", "classification", hub="f1", may_promote=True, is_default=True, of_matrices=_weighted_f1
-)(f1_weighted_of_rows)
-f1_macro = score("f1_macro", "classification", hub="f1", may_promote=True, of_matrices=_mean_f1)(f1_macro_of_rows)
+    "f1_weighted", "classification", hub="f1", may_promote=True, is_default=True,
+    of_matrices=lambda found: (found.f1 * found.support).sum(axis=1) / found.support.sum(axis=1),
+)(f1_weighted_of_rows)  # fmt: skip
+f1_macro = score(
+    "f1_macro", "classification", hub="f1", may_promote=True,
+    of_matrices=lambda found: found.f1.sum(axis=1) / (found.present > 0).sum(axis=1),
+)(f1_macro_of_rows)  # fmt: skip
 
 
 @score("loss", "classification", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_rows)
@@ -201,11 +181,13 @@ score("auc", "classification", report_only=True)(area_under_curve)
 score("perplexity", "causal_lm", less_is_better=True, hub="perplexity")(perplexity)
 score(
     "bits_per_byte", "causal_lm", less_is_better=True, hub="bits_per_byte", may_promote=True, is_default=True,
-    ratio=_bits_by_bytes,
+    ratio=lambda rows: (rows.nll / math.log(2), rows.bytes),
 )(bits_per_byte)  # fmt: skip
 
 
-@score("loss", "causal_lm", less_is_better=True, hub="loss", may_promote=True, ratio=_loss_by_tokens)
+@score(
+    "loss", "causal_lm", less_is_better=True, hub="loss", may_promote=True, ratio=lambda rows: (rows.nll, rows.tokens)
+)
 def token_loss(rows: RowSums) -> float:
     """Return the mean loss of a supervised token in nats."""
     return rows.total / max(int(rows.tokens.sum()), 1)

@@ -64,10 +64,7 @@ class Reader:
 class EventLog:
     """The events of one run: written to a file within `writing`, and passed to readers always.
 
-    Attributes:
-        readers: Called with each event.
-        state: The run's state after all events.
-        lost: Lines that could not be written.
+    readers: called with each event; state: the run's state after all events; lost: lines that could not be written.
     """
 
     def __init__(self, *readers: Reader) -> None:

@@ -70,10 +70,8 @@ def write_stablehlo(
 class StableHlo:
     """An exported model: its inputs, int64 [batch, length] each, -> logits, on the CPU.
 
-    Attributes:
-        document: The content of `export.json`.
-        lengths: Tokens of a row, ascending.
-        runner: `jax` where installed, else `torch_xla`.
+    document: the content of `export.json`; lengths: tokens of a row, ascending; runner: `jax` where installed, else
+    `torch_xla`.
     """
 
     fixed = True

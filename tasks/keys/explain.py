@@ -29,7 +29,8 @@ class ValueChange(NamedTuple):
 
     def __str__(self) -> str:
         both = isinstance(self.before, str) and isinstance(self.after, str)
-        if self.part == "code" and both and not _is_hash(self.before):  # the name of a hook's function
+        is_hash = str(self.before).startswith(("sha256:", "schema:"))
+        if self.part == "code" and both and not is_hash:  # the name of a hook's function
             return f"{self.name}: {_short(self.before)} -> {_short(self.after)}"
         if self.part == "code":
             what = "is new" if self.before is None else "is gone" if self.after is None else "changed"
@@ -104,10 +105,6 @@ def _is_filled(name: str, empty: Meta, other: Meta) -> bool:
 
 def _same(first: Json, second: Json) -> bool:
     return type(first) is type(second) and first == second
-
-
-def _is_hash(value: Json) -> bool:
-    return str(value).startswith(("sha256:", "schema:"))
 
 
 def _short(value: Json) -> str:

@@ -71,7 +71,7 @@ def check_hook(setting: str, named: str, folder: Path | None) -> None:
     except CodeError as error:
         raise ConfigError(f"{setting}: {error.message}", error.fix) from None
     function = _function(setting, name, tree, file, module)
-    wanted = signature_of(setting)
+    wanted = next(hook for name, hook in SIGNATURES.items() if setting == name or setting.startswith(f"{name}."))
     if not _takes(function.args, wanted.arguments):
         raise ConfigError(
             f"{setting}: {file.name}:{function.lineno}: {name}({ast.unparse(function.args)}) can't be called as "
@@ -211,12 +211,6 @@ def refuse_missing(code: Source) -> None:
         raise CodeError(
             code.location["missing"], "check out the code of that time, and run this in the folder of its recipe"
         )
-
-
-def signature_of(setting: str) -> Signature:
-    return next(
-        signature for name, signature in SIGNATURES.items() if setting == name or setting.startswith(f"{name}.")
-    )
 
 
 def _place(setting: str, module: str, folder: Path) -> tuple[Path, Path]:

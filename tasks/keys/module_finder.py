@@ -32,10 +32,8 @@ PACKAGES = ("site-packages", "dist-packages")
 class FoundModule(NamedTuple):
     """A module on disk.
 
-    Attributes:
-        file: None of a folder without `__init__.py`, and of built-in modules.
-        folders: Of a package, where its modules are looked up.
-        home: `own` outside the standard library and the folders of installed packages.
+    file: None of a folder without `__init__.py`, and of built-in modules; folders: of a package, where its modules are looked
+    up; home: `own` outside the standard library and the folders of installed packages.
     """
 
     file: str | None

@@ -21,10 +21,8 @@ IGNORED = -100
 class Metric(NamedTuple):
     """A metric that is a function of sums over rows, so that resamples of the rows are fast.
 
-    Attributes:
-        columns: Outputs -> float64 [rows, k].
-        of_sums: Sums of the columns, [..., k], and the number of rows, [...] or an int -> values [...].
-        hub, may_promote, is_default: As in `trnflow.tasks.evaluation.scores.Score`.
+    columns: outputs -> float64 [rows, k]; of_sums: sums of the columns, [..., k], and the number of rows, [...] or an int ->
+    values [...]; hub, may_promote, is_default: as in `trnflow.tasks.evaluation.scores.Score`.
     """
 
     name: str

@@ -34,29 +34,12 @@ def _errors(outputs: Outputs) -> Any:
     return outputs.values.astype("float64") - outputs.expected
 
 
-def _absolute(outputs: Outputs) -> Any:
-    return abs(_errors(outputs)).mean(1)[:, None]
-
-
-def _squared(outputs: Outputs) -> Any:
-    return (_errors(outputs) ** 2).mean(1)[:, None]
-
-
 def moments(expected: Any, values: Any) -> Any:
     """Return the columns x, y, xx, yy, xy of each output, about the means of these rows: float64 [rows, 5 x outputs]."""
     import numpy as np
 
     x, y = (column.astype(np.float64) - column.mean(0, dtype=np.float64) for column in (expected, values))
     return np.concatenate([x, y, x * x, y * y, x * y], axis=1)
-
-
-def _of_values(outputs: Outputs) -> Any:
-    return moments(outputs.expected, outputs.values)
-
-
-def _of_ranks(outputs: Outputs) -> Any:
-    # of resampled rows, too, these are the ranks among all rows
-    return moments(ranks_of(outputs.expected), ranks_of(outputs.values))
 
 
 def ranks_of(values: Any) -> Any:
@@ -82,22 +65,28 @@ def correlation(sums: Any, rows: Any) -> Any:
     return np.divide(xy - x * y / rows, below, out=np.zeros(below.shape), where=below > 0).mean(-1)
 
 
-def _mean(sums: Any, rows: Any) -> Any:
-    return sums[..., 0] / rows
-
-
 class Regression(TargetKind):
     name = "regression"
     problem_type = "regression"
     looks_at_targets = True
     metrics = (
-        Metric("mae", _absolute, _mean, less_is_better=True, hub="mae", may_promote=True),
         Metric(
-            "rmse", _squared, lambda sums, rows: (sums[..., 0] / rows) ** 0.5,
+            "mae", lambda outputs: abs(_errors(outputs)).mean(1)[:, None], lambda sums, rows: sums[..., 0] / rows,
+            less_is_better=True, hub="mae", may_promote=True,
+        ),
+        Metric(
+            "rmse", lambda outputs: (_errors(outputs) ** 2).mean(1)[:, None], lambda sums, rows: (sums[..., 0] / rows) ** 0.5,
             less_is_better=True, hub="rmse", may_promote=True, is_default=True,
         ),
-        Metric("pearson", _of_values, correlation, hub="pearsonr", may_promote=True),
-        Metric("spearman", _of_ranks, correlation, hub="spearmanr", may_promote=True),
+        Metric(
+            "pearson", lambda outputs: moments(outputs.expected, outputs.values), correlation, hub="pearsonr",
+            may_promote=True,
+        ),
+        # of resampled rows, too, these are the ranks among all rows
+        Metric(
+            "spearman", lambda outputs: moments(ranks_of(outputs.expected), ranks_of(outputs.values)), correlation,
+            hub="spearmanr", may_promote=True,
+        ),
         loss_metric(),
     )  # fmt: skip
     plots = {"residuals.png": "predictions and residuals by the true number"}
@@ -164,9 +153,6 @@ class Regression(TargetKind):
 
     def agree(self, first: Tensor, second: Tensor) -> Tensor:
         return ((first - second).abs() <= CLOSE * second.abs().clamp(min=1)).all(-1)
-
-    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
-        return {"scores": dict(zip(labels, values, strict=True))}
 
     def line(self, answer: Meta) -> str:
         return self.shown(answer["scores"].values(), [*answer["scores"]])

@@ -160,9 +160,6 @@ class Reranker(TargetKind):
     def agree(self, first: Tensor, second: Tensor) -> Tensor:
         return ((first.sigmoid() - second.sigmoid()).abs() <= CLOSE).all(-1)
 
-    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
-        return {"scores": dict(zip(labels, values, strict=True))}
-
     def line(self, answer: Meta) -> str:
         return "  ".join(f"{value:.3f}" for value in answer["scores"].values())
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.kind import IGNORED, Kind, Metric, Row
 from trnflow.tasks.system.json_numbers import loads
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
     from torch import Tensor
+
+    from trnflow.tasks.system.arrays import Floats
 
 
 class Outputs(NamedTuple):
@@ -27,7 +30,7 @@ class Outputs(NamedTuple):
     expected: NDArray[Any]
     values: NDArray[np.float32]
     decided: NDArray[Any]
-    loss: NDArray[np.float64]
+    loss: Floats
 
 
 class TargetKind(Kind):
@@ -59,6 +62,9 @@ class TargetKind(Kind):
         values = {m.name: float(m.of_sums(m.columns(outputs).sum(0), len(outputs.loss))) for m in self.metrics}
         is_broken = math.isnan(float(outputs.loss.sum()))
         return {name: value for name, value in values.items() if is_broken or not math.isnan(value)}
+
+    def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
+        return {"scores": dict(zip(labels, values, strict=True))}
 
     def columns(self, settings: Any) -> tuple[str, ...]:
         targets: tuple[str, ...] = settings.targets

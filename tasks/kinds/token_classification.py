@@ -147,9 +147,6 @@ class TokenClassification(TargetKind):
         )
         return ", ".join(named) or "no entity"
 
-    def values_of(self, logits: Tensor) -> Tensor:
-        return logits.softmax(-1)
-
     def outputs(self, logits: Tensor, targets: Tensor) -> Outputs:
         there = targets != IGNORED
         # by methods of tensors: the keys of the data stages hold this file, and no torch

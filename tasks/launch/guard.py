@@ -36,10 +36,8 @@ LEAVE = signal.SIGUSR2
 def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int:
     """Start one worker, wait until it and its descendants have ended, and return its exit code, or 128 plus the signal.
 
-    Args:
-        grace: Seconds between SIGTERM and SIGKILL.
-        memory: The bytes above which the stage is killed.
-        work: The worker's command line, or a function to call after a fork.
+    grace: seconds between SIGTERM and SIGKILL; memory: the bytes above which the stage is killed; work: the worker's command
+    line, or a function to call after a fork.
     """
     parent = os.getppid()
     wake, woken_by = _wake_on_signals()
@@ -62,9 +60,7 @@ def main(grace: float, memory: int, work: list[str] | Callable[[], None]) -> int
 class Held:
     """Measures the memory that a worker and its descendants hold: anonymous pages, swapped ones too, but no mapped files.
 
-    Attributes:
-        most: The most bytes so far.
-        pids: Of the worker and its descendants, when they were last listed.
+    most: the most bytes so far; pids: of the worker and its descendants, when they were last listed.
     """
 
     # Measured instead of limited by the kernel: RLIMIT_AS and RLIMIT_DATA hold for each process, and count what torch,
@@ -181,7 +177,9 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
     try:
         os.setsid()
         die_with_parent(guard)  # in case the guard itself is killed
-        _die_first()
+        # before others when the machine has no memory left (Linux)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")
         if isinstance(work, list):
             signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores SIGPIPE, and exec would keep that
         os.dup2(EVENTS, WORKER_EVENTS)
@@ -197,12 +195,6 @@ def _start(work: list[str] | Callable[[], None], output: int, own: list[int]) ->
     except OSError as error:
         os.write(LOG, f"can't start the worker: {error}\n".encode())
     os._exit(127)
-
-
-def _die_first() -> None:
-    """Let the kernel kill this process and its children before others when the machine has no memory left (Linux)."""
-    with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-        file.write("1000")
 
 
 def _reap(worker: int) -> int | None:
@@ -226,7 +218,8 @@ def _sweep(worker: int, grace: float) -> None:
         while _living(worker) and time.monotonic() < deadline:
             for child in set(_children()) - signalled:  # grandchildren become children as their parents end
                 signalled.add(child)
-                _signal_one(child, order)
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(child, order)
             time.sleep(0.02)
             _reap(worker)
 
@@ -256,11 +249,6 @@ def _children(pid: int | str = "self", thread: int | str = "") -> list[int]:
 def _signal(group: int, number: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
-
-
-def _signal_one(pid: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, number)
 
 
 def _wake_on_signals() -> tuple[int, int]:

@@ -79,7 +79,8 @@ def _lead(call: Call) -> Meta:
 
     def work(rank: int) -> None:
         enter(rank, leader, call.ranks_folder, _interrupt)
-        document = _outcome(call, Events(WORKER_EVENTS) if rank == 0 else _unheard)
+        # the others would report the same events
+        document = _outcome(call, Events(WORKER_EVENTS) if rank == 0 else lambda event: None)
         leave(rank, call.ranks_folder, document)
         _exit(int("error" in document))
 
@@ -110,11 +111,6 @@ def _run(call: Call, emit: Callable[[Meta], None]) -> Meta:
     call.out.mkdir(parents=True, exist_ok=True)
     out = Workdir(call.out, call.scratch, emit, _partial(call, function))
     return run_phase(function, config, call.inputs, out, call.phase)
-
-
-# ranks other than 0 report the same events as rank 0
-def _unheard(event: Meta) -> None:
-    """Drop an event."""
 
 
 def _partial(call: Call, function: Callable[..., Meta]) -> Partial | None:

@@ -83,7 +83,9 @@ def check_folder(out: Workdir, model_class: Any, config: Any, weights: Published
             "run the stage again; if this repeats, report it with the recipe",
         )
     model = _loaded(out, model_class, config, wanted, stored)
-    row = torch.arange(_row_length(config)).remainder(config.get_text_config().vocab_size)[None]
+    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
+    length = min(TOKENS, positions // 2) if isinstance(positions, int) and positions > 1 else TOKENS
+    row = torch.arange(length).remainder(config.get_text_config().vocab_size)[None]
     with torch.inference_mode():
         # the first output: logits, or of a model without a head its last layer's
         logits = model.eval()(input_ids=row, attention_mask=torch.ones_like(row))[0]
@@ -131,8 +133,3 @@ def _loaded(out: Workdir, model_class: Any, config: Any, dtype: Any, stored: dic
     model.load_state_dict(mapped, strict=False, assign=True)
     model.tie_weights()
     return model
-
-
-def _row_length(config: Any) -> int:
-    positions = getattr(config.get_text_config(), "max_position_embeddings", None)
-    return min(TOKENS, positions // 2) if isinstance(positions, int) and positions > 1 else TOKENS

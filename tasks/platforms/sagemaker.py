@@ -69,10 +69,7 @@ LEFT_OUT = {
 class Pool(NamedTuple):
     """An instance that is kept, and paid for, after a job.
 
-    Attributes:
-        ticket: The job that left it.
-        instance: Such as `ml.g5.xlarge`.
-        seconds: How long it has been kept.
+    ticket: the job that left it; instance: such as `ml.g5.xlarge`; seconds: how long it has been kept.
     """
 
     ticket: str
@@ -188,14 +185,7 @@ class SageMaker:
         pages = self._sagemaker.pages("list_training_jobs", NameContains=NAME, WarmPoolStatusEquals="Available")
         tickets = [one["TrainingJobName"] for page in pages for one in page["TrainingJobSummaries"]]
         jobs = [self._sagemaker.ask("describe_training_job", TrainingJobName=ticket) for ticket in tickets]
-        return [
-            Pool(
-                job["TrainingJobName"],
-                job["ResourceConfig"]["InstanceType"],
-                _kept_seconds(job),
-            )
-            for job in jobs
-        ]
+        return [Pool(job["TrainingJobName"], job["ResourceConfig"]["InstanceType"], _kept_seconds(job)) for job in jobs]
 
     def request(self, name: str, command: Sequence[str]) -> dict[str, Any]:
         """Return the fields of CreateTrainingJob. Raises ConfigError for options that trnflow sets itself."""

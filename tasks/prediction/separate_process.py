@@ -47,9 +47,7 @@ class Bounds(NamedTuple):
 class PredictingProcess:
     """A model that another process has loaded. That process ends with this object, or with the process that made it.
 
-    Attributes:
-        rows: The content of `trnflow.json`.
-        max_new_tokens: Of an answer.
+    rows: the content of `trnflow.json`; max_new_tokens: of an answer.
     """
 
     def __init__(self, folder: Path, kind: str, meta: Meta, max_new_tokens: int, bounds: Bounds | None = None) -> None:

@@ -29,13 +29,10 @@ from trnflow.tasks.promotion.permutations import (
 from trnflow.tasks.promotion.settings import PromoteConfig
 
 if TYPE_CHECKING:
-    import numpy as np
     import pyarrow as pa
-    from numpy.typing import NDArray
 
     from trnflow.tasks.evaluation.columns import ClassPredictions
-
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Ints
 
 DIFFERING = 0.06
 """The share of rows that two equally good models are assumed to judge differently, to say which gain can win."""
@@ -145,10 +142,8 @@ def compare_own(
 ) -> Comparison:
     """Compare two models by a metric of the user's, as `compare_scores` does.
 
-    Args:
-        metric: Places in the examples of both, the champion's first -> value.
-        sides: `Predictions` of both, with the same labels.
-        sign: 1, or -1 where less is better.
+    metric: places in the examples of both, the champion's first -> value; sides: `Predictions` of both, with the same labels;
+    sign: 1, or -1 where less is better.
     """
     import numpy as np
 

@@ -42,13 +42,10 @@ class Measured(NamedTuple):
 
 
 def measure(check: CheckConfig, now: LoadedRows, raw: LoadedRows, before: LoadedRows | None) -> Measured:
-    """Measure the value that a check compares with its limit. Raises ConfigError for a column that is missing or no
-    text.
+    """Measure the value that a check compares with its limit. Raises ConfigError for a column that is missing or no text.
 
-    Args:
-        now: The present data, without training rows that are among the frozen rows.
-        raw: The present data with them.
-        before: The champion's data, or None.
+    now: the present data, without training rows that are among the frozen rows; raw: the present data with them; before: the
+    champion's data, or None.
     """
     if check.column is not None:
         _check_column(check, now)

@@ -33,8 +33,7 @@ from trnflow.tasks.promotion.settings import PromoteConfig
 from trnflow.tasks.stage import Workdir, stage
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+    from trnflow.tasks.system.arrays import Ints
 
 FIX = "correct it; the scores of both models are kept"
 
@@ -83,7 +82,7 @@ def compared(arguments: Meta, limit: Any) -> Meta:
     promote = PromoteConfig(margin=config.margin, resamples=config.resamples, seed=config.seed)
     limit(f"the {len(sides[1])} frozen rows")
 
-    def metric(examples: NDArray[np.int64]) -> float:
+    def metric(examples: Ints) -> float:
         return own_number(function, config.metric, code, both.take(examples), "promote.metric")
 
     sign = -1.0 if config.less_is_better else 1.0

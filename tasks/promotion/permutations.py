@@ -17,10 +17,8 @@ from trnflow.tasks.promotion.settings import PromoteConfig
 
 if TYPE_CHECKING:
     import numpy as np
-    from numpy.typing import NDArray
 
-    Floats = NDArray[np.float64]
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Bools, Floats, Ints
 
 Measure = Callable[[Any], float]
 """(places of examples, the champion's first, then the challenger's) -> a metric of these."""
@@ -104,7 +102,7 @@ def pair_of_matrices(
     return Pair(values, first != second, permute, max(BLOCK // (2 * len(counts) + classes * classes), 1))
 
 
-def pair_of_function(metric: Measure, sources: Sequence[Ints], differs: NDArray[np.bool_]) -> Pair:
+def pair_of_function(metric: Measure, sources: Sequence[Ints], differs: Bools) -> Pair:
     """Return the pair of a metric that is called twice for each permutation. sources: each example's frozen row, of both
     models."""
     import numpy as np

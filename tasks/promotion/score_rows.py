@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from transformers import PreTrainedModel
 
+    from trnflow.tasks.system.arrays import Ints
+
 PASS_TOKENS = 8192
 """The most tokens of one forward pass, padding included."""
 LOGITS = 1 << 29
@@ -231,14 +233,14 @@ def _pairs(tokens: Input, model: PreTrainedModel, kind: Preference, out: Workdir
     return table, {judged.name: float(judged.of_sums(judged.columns(found).sum(0), rows))}
 
 
-def _arrays(tokens: Input) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+def _arrays(tokens: Input) -> tuple[NDArray[np.int32], Ints]:
     """Return the token ids of all rows one after another, and the offsets at which rows begin."""
 
     folder = tokens.path / SPLIT
     return load_array(folder / "input_ids.npy", mapped=True), load_array(folder / "offsets.npy")
 
 
-def _windows(offsets: NDArray[np.int64], length: int) -> Iterator[Window]:
+def _windows(offsets: Ints, length: int) -> Iterator[Window]:
     for row, (first, end) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
         # each begins with the last token of the one before, so that every token is predicted exactly once
         for start in range(first, end - 1, max(length - 1, 1)):
@@ -280,9 +282,7 @@ def _logits(model: PreTrainedModel, ids: NDArray[np.int32], part: list[Window], 
         return model(**{name: torch.from_numpy(column).to(model.device) for name, column in columns}).logits
 
 
-def _first_bytes(
-    tokens: Input, ids: NDArray[np.int32], offsets: NDArray[np.int64], mask: NDArray[np.uint8]
-) -> NDArray[np.int64]:
+def _first_bytes(tokens: Input, ids: NDArray[np.int32], offsets: Ints, mask: NDArray[np.uint8]) -> Ints:
     """Return the bytes of each row's first token if it is supervised, else 0."""
     import numpy as np
 

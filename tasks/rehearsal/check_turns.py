@@ -10,6 +10,7 @@ from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.conversation import messages_of
 from trnflow.tasks.data.format.fitting import CALL, CALLS
+from trnflow.tasks.data.format.written import letters
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.stage import Workdir, stage
 from trnflow.tasks.system.arrays import load_array
@@ -38,7 +39,7 @@ def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMe
     numbers = texts.path / "train.source_row.npy"
     written: dict[int, str] = {}
     for row, parts in zip(load_array(numbers) if numbers.exists() else range(len(examples)), examples, strict=True):
-        written[int(row)] = _letters("".join(part["text"] for part in parts))  # the last example holds the whole row
+        written[int(row)] = letters("".join(part["text"] for part in parts))  # the last example holds the whole row
     blank = 0
     for row, text in written.items():
         value = conversations[row]
@@ -51,7 +52,7 @@ def check_turns(config: TurnsConfig, rows: Input[RowsMeta], texts: Input[TextsMe
             if message["role"] not in ("user", "assistant") or not isinstance(content, str):
                 continue
             # templates leave out the thinking of earlier turns
-            if _letters(_THINKING.sub("", content)) not in text:
+            if letters(_THINKING.sub("", content)) not in text:
                 raise ConfigError(
                     f"format.chat_template: message {number} ({message['role']}) of row {row + 1} of the sample, "
                     f"{content.strip()[:40]!r}, is missing in the text that the chat template writes",
@@ -71,7 +72,3 @@ def _said(message: Meta) -> bool:
     content = message.get("content")
     said = content.strip() if isinstance(content, str) else content
     return bool(said or any(message.get(name) for name in (CALLS, CALL, "refusal")))
-
-
-def _letters(text: str) -> str:
-    return "".join(text.split())

@@ -133,9 +133,7 @@ class Waiter:
     ) -> Lease | None:
         """Take the lease; None if a living run has it and `wait` is false.
 
-        Args:
-            wait: Wait for a living holder, too, without limit.
-            tell: Called once with each holder that is waited for.
+        wait: wait for a living holder, too, without limit; tell: called once with each holder that is waited for.
         """
         begun, announced = time.monotonic(), None
         while (lease := self.acquire()) is None:

@@ -7,7 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+
+    Bools = NDArray[np.bool_]
+    Floats = NDArray[np.float64]
+    Ints = NDArray[np.int64]
+    Int32s = NDArray[np.int32]
 
 # numpy reads a header by `ast`, which in Python 3.11 now and then fails in two threads at once
 _HEADERS = threading.Lock()

@@ -32,8 +32,8 @@ def is_private(home: Path) -> bool:
 
 
 def lookup_name(home: Path, text: str) -> str:
-    """Return the HMAC-SHA256 of `text` under the home's secret: 64 hexadecimal digits."""
-    return hmac.new(_secret(home), text.encode(), hashlib.sha256).hexdigest()
+    """Return the HMAC-SHA256 of `text` under the home's secret, which is created if missing: 64 hexadecimal digits."""
+    return hmac.new(made_once(home / "secret", secrets.token_bytes(32)), text.encode(), hashlib.sha256).hexdigest()
 
 
 def is_lookup_name(text: str) -> bool:
@@ -82,8 +82,3 @@ def _read_private(file: Path) -> bytes | None:
         there = os.fstat(handle)
         mine = there.st_uid == os.geteuid() and not stat.S_IMODE(there.st_mode) & OTHERS
         return opened.read() if stat.S_ISREG(there.st_mode) and mine else None
-
-
-def _secret(home: Path) -> bytes:
-    """Return the home's secret (`<home>/secret`, mode 0600), created if missing."""
-    return made_once(home / "secret", secrets.token_bytes(32))

@@ -18,13 +18,11 @@ CANCELLED_WAIT_SECONDS = 2.0
 
 
 class MlflowDelivery(Reader):
-    """A reader of a run's events that starts their follower: when the first planned stage begins, or when the run fails.
-    A run whose stages are all hits starts none.
+    """A reader of a run's events that starts their follower: when the first planned stage begins, or when the run fails. A
+    run whose stages are all hits starts none.
 
-    Args:
-        home: The folder of local state.
-        address: Of MLflow, with secrets.
-        wait_seconds: The longest wait for the follower when the run ends.
+    home: the folder of local state; address: of MLflow, with secrets; wait_seconds: the longest wait for the follower when
+    the run ends.
     """
 
     def __init__(self, home: Path, address: str, *, wait_seconds: float = WAIT_SECONDS) -> None:

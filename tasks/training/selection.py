@@ -91,9 +91,7 @@ def validated(numbers: Sequence[Sequence[float]], targets: int, rows: Sequence[B
 class Best:
     """The best evaluation so far.
 
-    Attributes:
-        step: After which it was made, 0 for none.
-        stale: Evaluations since, or since the start.
+    step: after which it was made, 0 for none; stale: evaluations since, or since the start.
     """
 
     step: int = 0

@@ -19,7 +19,7 @@ from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.layout import is_ahead
-from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger
+from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import FIELDS
 from trnflow.tasks.store.location import store_option
 from trnflow.tasks.system.clock import now
@@ -73,7 +73,9 @@ def list_firings(store: Store, ledger: Ledger) -> list[Meta]:
     for entry in entries:
         latest = min(latest, entry["created"])  # clocks differ, so numbers decide among entries
         shown: Meta = {field: value for field, value in entry.items() if field not in HIDDEN}
-        timed.append((latest, shown | {"title": _title(entry)}))
+        titles, is_new = entry["stands"]["champions"], entry["number"] is not None and entry["outcome"] != "frozen"
+        title = f"{titles[0]['number']}{' (new)' if is_new else ''}" if titles else ""
+        timed.append((latest, shown | {"title": title}))
     on_record = {*store.run_ids()}
     return [
         firing
@@ -97,13 +99,6 @@ def _page(firing: Meta, on_record: set[str]) -> str | None:
     if run in on_record:
         return f"trnflow report {run}"
     return f"trnflow logs {run}" if firing["outcome"] == "killed" else None
-
-
-def _title(entry: Entry) -> str:
-    """Return the number of the champion after an entry."""
-    titles = entry["stands"]["champions"]
-    is_new = entry["number"] is not None and entry["outcome"] != "frozen"
-    return f"{titles[0]['number']}{' (new)' if is_new else ''}" if titles else ""
 
 
 def _row(firing: Meta) -> tuple[str, ...]:

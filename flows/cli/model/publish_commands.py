@@ -28,12 +28,10 @@ def publish(options: Namespace) -> int:
     named = find_model(options.recipe, options.overrides, root=options.store, want=want)
     store, artifact = named.store, named.artifact
     evaluation = None if options.what == "export" else evaluation_of(store, artifact.digest)
-    copy = publish_artifact(store, artifact, options.what, options.to, evaluation, _say, replace=options.replace)
+    copy = publish_artifact(
+        store, artifact, options.what, options.to, evaluation, lambda text: say(f"  {text}"), replace=options.replace
+    )
     text = f"published {copy.what} {copy.artifact[:19]} to {copy.to}: {copy.files} files, {copy.bytes / 1e6:.1f} MB"
     lines = [f"{text}{'' if copy.copied else ' (all there already)'}", *(f"note: {note}" for note in named.notes)]
     emit(options, {**copy._asdict(), "champion": named.champion}, *lines)
     return 0
-
-
-def _say(text: str) -> None:
-    say(f"  {text}")

@@ -224,10 +224,8 @@ def _notes(given: Conversation, template: ChatTemplate | None) -> Iterator[str]:
 class _Writing(NamedTuple):
     """A conversation as its template takes it, spelled tokens replaced by private characters.
 
-    Attributes:
-        shown: The messages, to be rendered.
-        training: What the fields of each message say.
-        read: Gets the names of the fields that the template reads.
+    shown: the messages, to be rendered; training: what the fields of each message say; read: gets the names of the fields
+    that the template reads.
     """
 
     given: Conversation

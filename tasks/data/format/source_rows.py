@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING
 from trnflow.tasks.system.arrays import load_array
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int32]
+    from trnflow.tasks.system.arrays import Int32s
 
 
-def write_source_rows(texts: Path, split: str, sources: list[Ints], rows: int) -> None:
+def write_source_rows(texts: Path, split: str, sources: list[Int32s], rows: int) -> None:
     """Write each example's row, int32 from 0, in arrays one after another."""
     import numpy as np
 
@@ -25,7 +22,7 @@ def write_source_rows(texts: Path, split: str, sources: list[Ints], rows: int) -
         np.save(_file(texts, split), np.concatenate(sources))
 
 
-def read_source_rows(texts: Path, split: str, examples: int) -> Ints:
+def read_source_rows(texts: Path, split: str, examples: int) -> Int32s:
     """Return each example's row, int32 [examples], from 0; without file 0, 1, 2, ..."""
     import numpy as np
 

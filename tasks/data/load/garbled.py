@@ -23,9 +23,7 @@ FEWEST, SHARE = 3, 0.005
 class GarbledTexts:
     """Counts a split's rows whose texts look garbled.
 
-    Attributes:
-        count: Those rows.
-        first: What the first of them has, such as "Ã©".
+    count: those rows; first: what the first of them has, such as "Ã©".
     """
 
     def __init__(self) -> None:

@@ -231,8 +231,10 @@ def label_set(
 
 
 def _found(train: SeenLabels) -> LabelSet:
-    """Return the labels of train, sorted; equal numbers are one."""
-    _refuse_fractions(train)
+    """Return the labels of train, sorted; equal numbers are one. Raises DataError if all are numbers, and one is a fraction."""
+    for label, where in train.first.items() if all(map(is_number, train.first)) else ():
+        if not float(label).is_integer():
+            raise DataError(f"{where}: the label {label} {_why_no_class(float(label))}", NO_CLASSES)
     texts = {_whole(label): label for label in sorted(train.first, key=len, reverse=True)}
     are_numbers = all(map(is_number, texts))
     ordered = sorted(texts, key=(lambda text: (float(text), text)) if are_numbers else None)
@@ -256,14 +258,6 @@ def _declared(classes: list[str], given: tuple[str, ...] | None) -> LabelSet:
     if not any(map(_is_integer, ids)):  # files that declare nothing may have numbers
         ids |= {str(i): ids[name] for i, name in enumerate(classes)}
     return LabelSet(names, ids)
-
-
-def _refuse_fractions(seen: SeenLabels) -> None:
-    """Raise DataError if all labels are numbers, as texts of a csv file are, and one is a fraction."""
-    if all(is_number(label) for label in seen.first):
-        for label, where in seen.first.items():
-            if not float(label).is_integer():
-                raise DataError(f"{where}: the label {label} {_why_no_class(float(label))}", NO_CLASSES)
 
 
 def common_names(sources: dict[str, list[str]], given: tuple[str, ...] | None) -> list[str]:

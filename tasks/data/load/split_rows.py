@@ -49,10 +49,7 @@ if TYPE_CHECKING:
 class SourceRows(NamedTuple):
     """The rows that a source gives to a split.
 
-    Attributes:
-        mask: bool [rows of `read`].
-        times: How often each is written.
-        more: bool [rows of `read`], written once more, or None.
+    mask: bool [rows of `read`]; times: how often each is written; more: bool [rows of `read`], written once more, or None.
     """
 
     source: str

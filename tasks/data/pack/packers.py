@@ -30,9 +30,7 @@ class Pieces(NamedTuple):
 class ChunkLayout(NamedTuple):
     """The place of each piece, sorted by chunk, then position.
 
-    Attributes:
-        chunk: int64 [pieces].
-        offset: int64 [pieces], in the chunk.
+    chunk: int64 [pieces]; offset: int64 [pieces], in the chunk.
     """
 
     pieces: Pieces

@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
+    from trnflow.tasks.system.arrays import Int32s
 
 NONE = -1
 """Stands for the end of an answer that no special token ends."""
@@ -20,10 +20,8 @@ NONE = -1
 class AnswerEnds(NamedTuple):
     """How the answers of token rows end, those aside that are cut off whole.
 
-    Attributes:
-        row: int64 [answers], source row.
-        token: int64 [answers], id of the end token, or NONE.
-        cut: bool [answers], whether the end is cut off.
+    row: int64 [answers], source row; token: int64 [answers], id of the end token, or NONE; cut: bool [answers], whether the
+    end is cut off.
     """
 
     row: Longs
@@ -53,7 +51,7 @@ class EndFinder:
         self._ends = [number for number in named if number is not None]
         self._is_blank = cache(lambda number: not tokenizer.decode([number], skip_special_tokens=False).strip())
 
-    def find(self, ids: Ints, mask: Any, sizes: Longs, kept: Any, *, from_end: bool = False) -> AnswerEnds:
+    def find(self, ids: Int32s, mask: Any, sizes: Longs, kept: Any, *, from_end: bool = False) -> AnswerEnds:
         """Return how the answers of whole rows end.
 
         Args:
@@ -81,7 +79,7 @@ class EndFinder:
         cut = np.where(token == NONE, last, visible) >= limit
         return AnswerEnds(*(values[first < limit] for values in (row, token, cut)))
 
-    def _before_blanks(self, ids: Ints, first: Longs, last: Longs) -> Longs:
+    def _before_blanks(self, ids: Int32s, first: Longs, last: Longs) -> Longs:
         """Return the last token of each answer that is no blank text, int64 [answers]."""
         import numpy as np
 

@@ -10,9 +10,9 @@ from trnflow.tasks.data.tokenization.answer_ends import AnswerEnds
 if TYPE_CHECKING:
     import numpy as np
 
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
     Extra = np.ndarray[Any, np.dtype[Any]]
+    from trnflow.tasks.system.arrays import Int32s
 
 
 class Encoded(NamedTuple):
@@ -32,7 +32,7 @@ class Encoded(NamedTuple):
         apart: Source rows of which a prompt and its answer are encoded apart, ascending.
     """
 
-    ids: Ints
+    ids: Int32s
     sizes: Longs
     extra: Extra
     row: Longs

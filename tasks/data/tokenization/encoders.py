@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
     Extra = np.ndarray[Any, np.dtype[Any]]
+    from trnflow.tasks.system.arrays import Int32s
 
 
 TRAINED, KEPT_OUT = 1, 2
@@ -68,11 +68,11 @@ class ClassEncoder:
             labels, _ = frame_rows(gather(marks, starts, sizes[kept]), sizes[kept], (before, after))
         return Encoded(framed, total, labels, kept, lengths, self._forged(texts))
 
-    def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
+    def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Int32s, Longs, Int32s | None]:
         """Return ids, each row's first token [rows + 1], and labels of tokens, if these have them."""
         return *self._ids(texts), None
 
-    def _ids(self, texts: Texts) -> tuple[Ints, Longs]:
+    def _ids(self, texts: Texts) -> tuple[Int32s, Longs]:
         """Return the ids of all texts without special tokens, and the index of each row's first: int64 [rows + 1]."""
         pieces = self._words.pieces(texts.array, texts.rows, self._words.find_added(texts.data, texts.rows, {}))
         ids, per_piece = self._words.encode(texts.data, pieces)
@@ -194,7 +194,7 @@ class CausalEncoder:
                 mask[ends[piece] - per_piece[piece] : ends[piece]] = value
         return mask
 
-    def _whole(self, texts: Texts, ids: Ints, mask: Extra, bounds: Longs) -> tuple[Ints, Extra, Longs]:
+    def _whole(self, texts: Texts, ids: Int32s, mask: Extra, bounds: Longs) -> tuple[Int32s, Extra, Longs]:
         """Add bos and eos to the rows that lack them; eos is trained on if the row's last part is."""
         import numpy as np
 
@@ -208,7 +208,7 @@ class CausalEncoder:
             marked[(np.cumsum(total) - 1 - back)[closes]] = texts.train[last[closes]]
         return whole, marked, total
 
-    def _tails(self, ids: Ints, sizes: Longs) -> tuple[Longs, Longs, Longs]:
+    def _tails(self, ids: Int32s, sizes: Longs) -> tuple[Longs, Longs, Longs]:
         """Return the row, first tokens and sizes of what truncating on the left keeps: a row's bos, and its end."""
         import numpy as np
 
@@ -340,7 +340,7 @@ def frame_rows(
     return framed, total
 
 
-def _have(ids: Ints, bounds: Longs, wanted: list[int], at: Longs) -> Any:
+def _have(ids: Int32s, bounds: Longs, wanted: list[int], at: Longs) -> Any:
     """Return bool [rows]: whether a row has the ids `wanted`, from its token at index `at` (int64 [rows]) on."""
     import numpy as np
 

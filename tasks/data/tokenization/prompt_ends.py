@@ -14,8 +14,8 @@ from trnflow.tasks.data.tokenization.word_encoder import ADDED, TokenPieces, Wor
 if TYPE_CHECKING:
     import numpy as np
 
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
+    from trnflow.tasks.system.arrays import Int32s
 
 Mark = tuple[int, int]
 """First byte and end of an added token, with its blanks."""
@@ -34,7 +34,7 @@ class Pieced(NamedTuple):
     """Pieces, their ids (int32 [tokens]) and the tokens of each (int64 [pieces])."""
 
     pieces: TokenPieces
-    ids: Ints
+    ids: Int32s
     sizes: Longs
 
 

@@ -11,7 +11,7 @@ from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.data.texts import text_of_example
 from trnflow.tasks.data.tokenization.config import TokenizeConfig
 from trnflow.tasks.data.tokenization.folder_settings import published, replaced
-from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer, add_tokens, read_tokenizer, save_tokenizer
+from trnflow.tasks.data.tokenization.tokenizer import add_tokens, read_tokenizer, save_tokenizer
 from trnflow.tasks.data.tokenization.tokenizer_training import train_tokenizer
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.model_source import tokenizer_folder
@@ -54,7 +54,12 @@ def make_tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Sourc
             f"the tokenizer {loaded.name} has ids up to {loaded.vocab_size - 1}, and the model takes {most} (its vocab_size)",
             "use the model's own tokenizer (leave model.tokenizer and tokenize.train out)",
         )
-    _warn_of_two_bos(loaded, texts.meta, causal, out)
+    bos = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
+    if bos and not texts.meta["framed"] and any(text.startswith(bos) for text in texts.meta["templates"]):
+        out.warn(
+            f"the prompt's template writes {bos}, which the tokenizer adds by itself: training and predict have one, but "
+            "programs that are sent the written prompt have two; leave it out of the template"
+        )
     added = add_tokens(loaded, config.new_tokens)
     adds = loaded.added_roles()
     settings = published(folder, config.max_length, loaded.truncation_side, adds, per_row=not causal)
@@ -62,15 +67,6 @@ def make_tokenizer(config: TokenizeConfig, texts: Input[TextsMeta], model: Sourc
         out.info(f"the tokenizer is saved with the settings of this training: {', '.join(found)}")
     save_tokenizer(loaded, folder, out.path / "tokenizer", settings, added)
     return {**loaded.meta(), **({"new_tokens": added} if added else {})}
-
-
-def _warn_of_two_bos(loaded: FastTokenizer, texts: TextsMeta, causal: bool, out: Workdir) -> None:
-    bos = loaded.tokenizer.decode(loaded.prefix(), skip_special_tokens=False) if causal else ""
-    if bos and not texts["framed"] and any(text.startswith(bos) for text in texts["templates"]):
-        out.warn(
-            f"the prompt's template writes {bos}, which the tokenizer adds by itself: training and predict have one, but "
-            "programs that are sent the written prompt have two; leave it out of the template"
-        )
 
 
 def _texts(path: Path) -> Iterator[str]:

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     import numpy as np
     import pyarrow as pa
 
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
+    from trnflow.tasks.system.arrays import Int32s
 
 
 class TokenEncoder(ClassEncoder):
@@ -25,7 +25,7 @@ class TokenEncoder(ClassEncoder):
         super().__init__(loaded, max_length, overlong)
         self._tokenizer = loaded.tokenizer
 
-    def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Ints, Longs, Ints | None]:
+    def _tokens(self, texts: Texts, rows: pa.Table) -> tuple[Int32s, Longs, Int32s | None]:
         import numpy as np
 
         # places of tokens are of whole texts, so no word is tokenised apart

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import AddedToken, Tokenizer
 
-    Ints = np.ndarray[Any, np.dtype[np.int32]]
     Longs = np.ndarray[Any, np.dtype[np.int64]]
     Bytes = np.ndarray[Any, np.dtype[np.uint8]]
     Mask = np.ndarray[Any, np.dtype[np.bool_]]
+    from trnflow.tasks.system.arrays import Int32s
 
 FIRST_PART, LATER, AFTER_ADDED, ADDED, CONTINUED = range(5)
 """Kinds of pieces: a text's first, after a cut, after an added token, an added token, after any character."""
@@ -158,7 +158,7 @@ class WordEncoder:
             kind[first] = ADDED
         return TokenPieces(starts, kind)
 
-    def encode(self, data: bytes, pieces: TokenPieces) -> tuple[Ints, Longs]:
+    def encode(self, data: bytes, pieces: TokenPieces) -> tuple[Int32s, Longs]:
         """Return the ids of all pieces, int32 [tokens], and tokens a piece, int64 [pieces]."""
         import numpy as np
         import pyarrow as pa

@@ -18,10 +18,7 @@ from trnflow.tasks.kinds.preference import REJECTED
 from trnflow.tasks.kinds.targets import Outputs
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+    from trnflow.tasks.system.arrays import Floats
 
 SEED = 0
 

@@ -52,7 +52,7 @@ def measure_baselines(
 
 def _metrics(columns: Any, baseline: Input, predicted: Input, task: str) -> dict[str, float]:
     of_tokens = isinstance(columns, RowLosses)
-    rows = _summed(columns, baseline.meta["total"]) if of_tokens else columns
+    rows = RowSums(columns.nll, columns.tokens, columns.bytes, baseline.meta["total"]) if of_tokens else columns
     values = {entry.name: entry(rows) for entry in SCORES if entry.task == task and _tells(entry, baseline)}
     metrics = {metric: value for metric, value in values.items() if value is not None and isfinite(value)}
     return metrics | (ended(_answered(predicted.path / GENERATIONS), "before_ended") if of_tokens else {})
@@ -125,10 +125,6 @@ def _at_words(expected: Any, tags: Any) -> Any:
     decided = expected.copy()
     decided[expected != IGNORED] = tags
     return decided
-
-
-def _summed(columns: RowLosses, total: float) -> RowSums:
-    return RowSums(columns.nll, columns.tokens, columns.bytes, total)
 
 
 def _write(columns: Any, predicted: Input, packed: Input, task: str, to: Path) -> None:

@@ -9,10 +9,7 @@ from trnflow.tasks.evaluation.verdicts.facts import Facts, a_few, figure, percen
 from trnflow.tasks.kinds.kind import IGNORED
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Ints
 
 NEARLY_ALL = 0.95
 """The share of rows from which one class has nearly all."""

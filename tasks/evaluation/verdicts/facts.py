@@ -11,17 +11,15 @@ from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.evaluation.report_document import Generation, Report
+    from trnflow.tasks.system.arrays import Bools, Ints
 
 
 class Known(NamedTuple):
     """Which rows stand in train, bool [rows]: equal but for case and spaces; near, which differ by punctuation or one word."""
 
-    equal: NDArray[np.bool_]
-    near: NDArray[np.bool_]
+    equal: Bools
+    near: Bools
 
 
 @dataclass(frozen=True)
@@ -48,8 +46,8 @@ class Facts:
     training: Meta = field(default_factory=dict)
     packed: Meta = field(default_factory=dict)
     known: Known | None = None
-    rows: NDArray[np.int64] | None = None
-    taught: NDArray[np.int64] | None = None
+    rows: Ints | None = None
+    taught: Ints | None = None
     unknown: float = 0.0
     generations: Sequence[Generation] = ()
 

@@ -1,4 +1,4 @@
-"""Rows that were cut, left out, or stand in train, too."""
+"""Rows that were cut, left out, or stand in train, too; texts that do not end."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from trnflow.tasks.evaluation.verdicts.facts import Facts, Known, figure, percen
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import numpy as np
-    from numpy.typing import NDArray
+    from trnflow.tasks.system.arrays import Bools
 
 CUT, LEFT_OUT = 1 / 3, 0.01
 """The shares of rows from which it is told that they were cut, or left out."""
@@ -20,6 +19,21 @@ ALIKE, LEAST = 0.05, 3
 """The share and the number of rows, at least, that are told to stand in train."""
 BYTES = 80_000_000
 """The most bytes of texts, unpacked, that are compared with train's."""
+
+
+def endless_texts(facts: Facts) -> str | None:
+    """Say that most of the greedy texts did not end."""
+    lines = facts.generations
+    endless = [line["tokens"] for line in lines if not line["ended"]]
+    if 2 * len(endless) <= len(lines):
+        return None
+    note = (
+        f"{len(endless)} of {len(lines)} generated texts did not end within {max(endless)} tokens: the model has not learnt to "
+        "stop, or evaluate.generation.max_new_tokens is too small"
+    )
+    cut = facts.packed.get("cut_answers", {}).get("train", 0)
+    whole = sum(end["answers"] for end in facts.packed.get("ends", ()))
+    return f"{note}; tokenize.max_length cut the end of {cut} of {cut + whole} answers of train" if cut else note
 
 
 def cut_rows(facts: Facts) -> str | None:
@@ -77,7 +91,7 @@ def rows_in_train(facts: Facts) -> str | None:
     return f"of {rows:,} rows of {facts.split} {what}{_apart(facts, here)}; {', '.join(advice)}"
 
 
-def _apart(facts: Facts, here: NDArray[np.bool_]) -> str:
+def _apart(facts: Facts, here: Bools) -> str:
     """Say how accurate the model is on these rows, and on the others."""
     if not facts.kind.one_class or here.all():
         return ""

@@ -9,12 +9,8 @@ from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.evaluation.verdicts.facts import Facts, percent
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
-
-    Ints = NDArray[np.int64]
+    from trnflow.tasks.system.arrays import Ints
 
 UNKNOWN = 0.2
 """The share of tokens from which a script is called unknown."""

@@ -12,10 +12,9 @@ from trnflow.tasks.evaluation.verdicts.comparison import (
     worse_than_a_baseline,
 )
 from trnflow.tasks.evaluation.verdicts.confidence import confidence
-from trnflow.tasks.evaluation.verdicts.endings import endless_texts
 from trnflow.tasks.evaluation.verdicts.facts import Facts
 from trnflow.tasks.evaluation.verdicts.headline import few_rows, headline
-from trnflow.tasks.evaluation.verdicts.rows import cut_rows, left_out_rows, rows_in_train
+from trnflow.tasks.evaluation.verdicts.rows import cut_rows, endless_texts, left_out_rows, rows_in_train
 from trnflow.tasks.evaluation.verdicts.script import unknown_script
 from trnflow.tasks.evaluation.verdicts.training import advice, from_nothing, over_trained, still_falling
 

@@ -155,16 +155,11 @@ def _stored(folder: Path) -> dict[str, Path]:
                 files |= dict.fromkeys(opened.keys(), file)
         except (SafetensorError, OSError) as error:
             raise ModelError(f"{file.name} can't be read as safetensors: {error}", "save the model anew") from error
-    _check_index(folder, files)
-    return files
-
-
-def _check_index(folder: Path, files: dict[str, Path]) -> None:
-    """Raise ModelError when the index promises a tensor that its file lacks."""
     index = folder / INDEX
-    for name, file in read_json(index)["weight_map"].items() if index.is_file() else ():
+    for name, promised in read_json(index)["weight_map"].items() if index.is_file() else ():
         if name not in files and not (folder / WHOLE).is_file():
-            raise ModelError(f"{file} lacks {name}, which {INDEX} says it holds", "save or download the model anew")
+            raise ModelError(f"{promised} lacks {name}, which {INDEX} says it holds", "save or download the model anew")
+    return files
 
 
 def _aliases(model: Any) -> dict[str, list[str]]:

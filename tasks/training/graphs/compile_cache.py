@@ -103,16 +103,10 @@ def _private(scratch: Path) -> Path:
 
 
 def _take_steps(config: TrainConfig, model: Source, packed: Input[PackedMeta], world: World) -> None:
-    from trnflow.tasks.training.choose_engine import make_engine
-    from trnflow.tasks.training.graph_registry import GraphRegistry
-    from trnflow.tasks.training.graphs.inventory import blank
-    from trnflow.tasks.training.model.adapters import prepared
-    from trnflow.tasks.training.model.build import build
-    from trnflow.tasks.training.model.pretrained import at_random
+    from trnflow.tasks.training.graphs.inventory import blank, random_engine
     from trnflow.tasks.training.optim.optimizer import scalars
 
-    built = prepared(config, build(model, packed, seed=0, weights=True, loads=at_random), packed.meta)
-    engine = make_engine(config, built, GraphRegistry(), world=world)
+    engine = random_engine(config, model, packed, world)
     for length in packed.meta["lengths"]:
         batch = blank(config.global_batch, length, packed.meta)
         engine.train(batch, scalars(config, 0, 1, batch.supervised), seed=0)

@@ -13,10 +13,12 @@ from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.choose_engine import make_engine
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.devices import check_device
+from trnflow.tasks.training.engine import Engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs.flops import flops_per_row
 from trnflow.tasks.training.model.adapters import forward_passes, prepared
 from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.model.pretrained import at_random
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.world import ALONE, World
 
@@ -47,6 +49,12 @@ def inventory(
     for graph in registry.graphs.values():
         graph["flops"] = int(rows.get(graph["name"], 0) * flops_per_row(built, graph["length"]))
     return [registry.graphs[key] for key in sorted(registry.graphs)]
+
+
+def random_engine(config: TrainConfig, model: Source, packed: Input[PackedMeta], world: World = ALONE) -> Engine:
+    """Return an engine of the model with random weights, whose graphs nobody lists."""
+    built = prepared(config, build(model, packed, seed=0, weights=True, loads=at_random), packed.meta)
+    return make_engine(config, built, GraphRegistry(), world=world)
 
 
 def blank(rows: int, length: int, meta: PackedMeta) -> Batch:

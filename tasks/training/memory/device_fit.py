@@ -26,7 +26,11 @@ def fit_to_device(
     Raises ModelError when training needs more than the device has.
     """
     limit = device_memory(config)
-    _start_xla(config)
+    # before the first backward pass, or later ones on XLA fail; another process traces neuron's graphs
+    if config.engine == "xla" and config.device == "cpu":
+        from trnflow.tasks.training.xla.devices import start_devices
+
+        start_devices(config)
 
     def runs(candidate: TrainConfig) -> bool:
         # an estimate of engine native on one device is also tested by two real updates
@@ -47,12 +51,3 @@ def fit_to_device(
     if memory is not None:
         check_memory(fitting, memory, limit)
     return fitting, memory
-
-
-def _start_xla(config: TrainConfig) -> None:
-    """Start XLA's virtual devices; nothing for neuron."""
-    # before the first backward pass, or later ones on XLA fail; another process traces neuron's graphs
-    if config.engine == "xla" and config.device == "cpu":
-        from trnflow.tasks.training.xla.devices import start_devices
-
-        start_devices(config)

@@ -69,18 +69,12 @@ def _runs(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> bool
 
 
 def _update(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> None:
-    from trnflow.tasks.training.choose_engine import make_engine
-    from trnflow.tasks.training.graph_registry import GraphRegistry
-    from trnflow.tasks.training.graphs.inventory import blank
-    from trnflow.tasks.training.model.adapters import prepared
-    from trnflow.tasks.training.model.build import build
-    from trnflow.tasks.training.model.pretrained import at_random
+    from trnflow.tasks.training.graphs.inventory import blank, random_engine
     from trnflow.tasks.training.optim.optimizer import scalars
 
     # more than two passes do not allocate more
     short = config.model_copy(update={"global_batch": min(config.accumulation, 2) * config.micro_rows})
-    built = prepared(short, build(model, packed, seed=0, weights=True, loads=at_random), packed.meta)
-    engine = make_engine(short, built, GraphRegistry())
+    engine = random_engine(short, model, packed)
     batch = blank(short.global_batch, max(packed.meta["lengths"]), packed.meta)
     for step in range(UPDATES):
         engine.fetch([engine.train(batch, scalars(short, step, UPDATES, batch.supervised), seed=step)])

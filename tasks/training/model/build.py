@@ -89,7 +89,9 @@ def build(
         windowed=windowed, pair=pair, head=packed.meta.get("head", {}),
         new_tokens=tuple(packed.meta.get("new_tokens") or ()),
     )  # fmt: skip
-    _check_positions(built, packed.meta)
+    limit = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    if limit is not None and (needed := positions_needed(packed.meta)) is not None:
+        check_positions(needed, limit - built.first_position, type(model).__name__)
     check_attention(model, lengths, packed.meta)
     if built.kind.pairs and built.kind.per_row and type(getattr(model, "score", None)) is not torch.nn.Linear:
         raise ModelError(
@@ -244,12 +246,3 @@ def _is_causal(config: Any) -> bool:
 
     known = config.model_type in CAUSAL and config.model_type not in MASKED
     return (bool(getattr(config, "is_decoder", False)) or known) and getattr(config, "is_causal", True) is not False
-
-
-def _check_positions(built: Built, packed: PackedMeta) -> None:
-    limit, needed = (
-        getattr(built.model.config.get_text_config(), "max_position_embeddings", None),
-        positions_needed(packed),
-    )
-    if limit is not None and needed is not None:
-        check_positions(needed, limit - built.first_position, type(built.model).__name__)

@@ -39,16 +39,16 @@ from trnflow.tasks.training.model.build import checkpointed_layers, logits_of
 from trnflow.tasks.training.model.dropout import use_fast_dropout
 from trnflow.tasks.training.model.noise import add_noise
 from trnflow.tasks.training.native.accumulation import GradientSums
+from trnflow.tasks.training.native.adamw_8bit import AdamW8bit
 from trnflow.tasks.training.native.averages import Averages
 from trnflow.tasks.training.native.cached_gradients import cached_backward
+from trnflow.tasks.training.native.collectives import over_ranks
 from trnflow.tasks.training.native.compiled_blocks import compile_blocks
 from trnflow.tasks.training.native.determinism import choose_kernels, explain_refusal
 from trnflow.tasks.training.native.first_weights import FirstWeights
 from trnflow.tasks.training.native.gradient_exchange import SingleProcess
 from trnflow.tasks.training.native.loss_scale import LossScale
-from trnflow.tasks.training.native.optimizers import UPDATES
-from trnflow.tasks.training.native.updates import StateTensor
-from trnflow.tasks.training.native.whole_batch import over_ranks
+from trnflow.tasks.training.native.updates import Adafactor, FusedAdamW, StateTensor
 from trnflow.tasks.training.optim.optimizer import INFINITE_NORM, Scalars
 from trnflow.tasks.training.optim.rounding import RandomBits
 from trnflow.tasks.training.pair_answers import answers, numbers_of
@@ -58,6 +58,13 @@ from trnflow.tasks.training.world import World, replica_seed
 
 if TYPE_CHECKING:
     from trnflow.tasks.training.checkpoint.shards import Reader
+
+UPDATES: dict[str, type[FusedAdamW | Adafactor]] = {
+    "adamw": FusedAdamW,
+    "adamw_8bit": AdamW8bit,
+    "adafactor": Adafactor,
+}
+"""{`train.optimizer`: the class that holds its state and updates weights}."""
 
 
 class NativeEngine:

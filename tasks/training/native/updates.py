@@ -103,9 +103,10 @@ class FusedAdamW:
                 continue
             # bf16 weights are converted to fp32, updated and rounded back a few at a time, without a whole fp32 copy
             for group in _chunks(some, KINDS[self._device.type].chunk):
-                flat, wide = _to_fp32(group)
-                self._fused(group, wide, ratio, skip, at_rest)
-                _round_back(group, flat, draws)
+                flat = torch.cat([part.weight.reshape(-1) for part in group]).float()
+                self._fused(group, _split_like(flat, group), ratio, skip, at_rest)
+                rounded = round_stochastically(flat, draws.bits(group[0].spec, flat.numel()))
+                torch._foreach_copy_([part.weight for part in group], _split_like(rounded, group))
 
     def _fused(self, some: Sequence[WeightPart], wide: list[Tensor], ratio: Tensor, skip: Tensor, at: Scalars) -> None:
         """Run the kernel, which changes `wide`, the weights in fp32, in place."""
@@ -165,7 +166,10 @@ class Adafactor:
                 spec,
                 share=1 / piece_copies(spec, layout.mesh),
                 rate=layout.rates.get(name, 1.0),
-                state=_factors(name, layout.shapes[name], device, stored),
+                state={
+                    prefix: (stored.tensor(prefix + name) if stored else torch.zeros(shape)).to(device)
+                    for prefix, shape in state_shapes("adafactor", layout.shapes[name]).items()
+                },
             )
             for name, spec in layout.states.items()
         ]
@@ -253,27 +257,7 @@ def _chunks(some: Iterable[WeightPart], size: int) -> Iterator[list[WeightPart]]
     yield from pending.values()
 
 
-def _to_fp32(group: Sequence[WeightPart]) -> tuple[Tensor, list[Tensor]]:
-    """Return the weights in fp32 as one tensor, and its views."""
-    flat = torch.cat([part.weight.reshape(-1) for part in group]).float()
-    return flat, _split_like(flat, group)
-
-
-def _round_back(group: Sequence[WeightPart], flat: Tensor, draws: RandomBits) -> None:
-    """Round the fp32 weights into the bf16 weights."""
-    rounded = round_stochastically(flat, draws.bits(group[0].spec, flat.numel()))
-    torch._foreach_copy_([part.weight for part in group], _split_like(rounded, group))
-
-
 def _split_like(flat: Tensor, group: Sequence[WeightPart]) -> list[Tensor]:
     """Return views of `flat` in the shapes of the group's weights."""
     parts = torch.split(flat, [part.weight.numel() for part in group])
     return [values.view(part.weight.shape) for values, part in zip(parts, group, strict=True)]
-
-
-def _factors(name: str, whole: Shape, device: torch.device, stored: Reader | None) -> dict[str, Tensor]:
-    """Return Adafactor's state of one parameter, read from `stored`, or zero."""
-    return {
-        prefix: (stored.tensor(prefix + name) if stored else torch.zeros(shape)).to(device)
-        for prefix, shape in state_shapes("adafactor", whole).items()
-    }

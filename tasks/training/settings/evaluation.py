@@ -9,9 +9,7 @@ from pydantic import AfterValidator
 from trnflow.tasks.config import NOT_KEYED, NonNegative, PositiveCount
 from trnflow.tasks.training.settings.group import Group
 
-
-def _as_reported(name: str) -> str:
-    return name if ":" in name or name.startswith("eval_") else f"eval_{name}"
+AS_REPORTED = AfterValidator(lambda name: name if ":" in name or name.startswith("eval_") else f"eval_{name}")
 
 
 class EvaluationSettings(Group):
@@ -27,7 +25,7 @@ class EvaluationSettings(Group):
     keep_best: bool = False
     """The result is the weights of the best evaluation instead of the last step's."""
 
-    best_metric: Annotated[str, AfterValidator(_as_reported)] = "eval_loss"
+    best_metric: Annotated[str, AS_REPORTED] = "eval_loss"
     """The metric of the validation split that decides which evaluation is the best: one of the task's, such as
     f1_macro or exact_match, as evaluate_model computes it, or a function in `evaluate.metrics`, `package.module:name`."""
 

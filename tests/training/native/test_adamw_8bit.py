@@ -15,7 +15,7 @@ from tests.training.toys import LLAMA, scratch
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.memory.traced_memory import trace_memory
-from trnflow.tasks.training.native.optimizers import UPDATES
+from trnflow.tasks.training.native.engine import UPDATES
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.partition_specs import Shape
 from trnflow.tasks.training.shared_types import TensorSlice

@@ -10,7 +10,7 @@ import torch
 from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.layout.slices import ShardLayout, piece
-from trnflow.tasks.training.native.optimizers import UPDATES
+from trnflow.tasks.training.native.engine import UPDATES
 from trnflow.tasks.training.native.updates import Adafactor, FusedAdamW
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.optim.rounding import RandomBits

@@ -15,7 +15,7 @@ from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.layout.slices import ShardLayout
 from trnflow.tasks.training.model.adapters import adapt
 from trnflow.tasks.training.model.build import build
-from trnflow.tasks.training.native.optimizers import UPDATES
+from trnflow.tasks.training.native.engine import UPDATES
 from trnflow.tasks.training.optim.optimizer import scalars
 from trnflow.tasks.training.optim.rate_factors import rate_factors
 from trnflow.tasks.training.partition_specs import Mesh, Shape
