@@ -219,7 +219,7 @@ def test_redaction_keeps_what_is_no_secret(value: object) -> None:
     assert json.dumps(redact.without_secrets({"a": value})) == json.dumps({"a": value})
 
 
-@pytest.mark.parametrize("text", ["a" * 60_000, "http://x?" + "token" * 12_000, "http://x" + "?token" * 10_000])
+@pytest.mark.parametrize("text", ["a" * 200_000, "http://x?" + "token" * 40_000])
 def test_a_long_text_takes_no_time_with_the_square_of_its_length(text: str) -> None:
     """Prefect may send a parameter of a megabyte, for which a command computed for hours."""
     began = time.process_time()
