@@ -23,6 +23,7 @@ from typing import Any, NoReturn
 
 from trnflow.flows.cli.headings import help_page
 from trnflow.flows.cli.output import complete, exit_at_once, print_error, say_error
+from trnflow.flows.services.prefect_address import no_logging_of_this_folder
 from trnflow.tasks.errors import ConfigError, Interrupted, Terminated, TrnflowError, unexpected
 from trnflow.tasks.launch.memory_watch import watch_memory
 from trnflow.tasks.system.garbage import no_collections
@@ -74,6 +75,7 @@ def main(arguments: list[str] | None = None) -> int:
             with _quick_imports():
                 options = _parsed(rest, texts)
             if is_own_process:
+                no_logging_of_this_folder()
                 # modules stay: later collections need not look at them. Another program's garbage would stay, too
                 gc.freeze()
                 if rest[:1] and rest[0] in WATCHED:

@@ -14,6 +14,8 @@ from trnflow.tasks.artifact import Meta
 URL_VARIABLE = "PREFECT_API_URL"
 CLIENT = "PREFECT_API_AUTH_STRING"
 """The variable from which Prefect's clients read a login."""
+LOGGING = ("PREFECT_LOGGING_CONFIG_PATH", "PREFECT_LOGGING_SETTINGS_PATH")
+"""The variables that name the file of Prefect's logging settings, which may name code to run."""
 
 
 class ServerRecord(TypedDict, total=False):
@@ -45,6 +47,17 @@ def foreign_url(home: Path) -> str | None:
     """Return the configured URL of Prefect's API, None if there is none, or if it is that of the home's own local server."""
     url = configured_url()
     return None if url == recorded_server(home).get("url") else url
+
+
+def no_logging_of_this_folder() -> None:
+    """Let Prefect read its logging's settings from the user's own folder unless the environment names a file.
+
+    Prefect takes the file's name also from `.env`, `prefect.toml` and `pyproject.toml` of the working directory, which may
+    have come with data from elsewhere.
+    """
+    if not any(os.environ.get(name) for name in LOGGING):
+        file = str(Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser() / "logging.yml")
+        os.environ.update(dict.fromkeys(LOGGING, file))
 
 
 def configured_login() -> str | None:

@@ -7,6 +7,7 @@ import http.client
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -196,6 +197,21 @@ def test_answers_that_nobody_fetches_do_not_pile_up(leaky: Served) -> None:
         assert page.getresponse().status in (200, 503)  # 503: too many wait
         page.close()
     assert memory(leaky.process.pid) < before + 400e6
+
+
+def test_requests_that_never_end_do_not_fill_the_memory(leaky: Served) -> None:
+    """Each of these held a megabyte; the page answers others meanwhile."""
+    place = urlsplit(leaky.url)
+    before = memory(leaky.process.pid)
+    head = f"POST /gradio_api/call/chat HTTP/1.1\r\nHost: {place.netloc}\r\nContent-Length: 1048576\r\n"
+    with contextlib.ExitStack() as stack:
+        for _ in range(400):
+            slow = stack.enter_context(socket.create_connection((str(place.hostname), place.port), timeout=60))
+            with contextlib.suppress(ConnectionError):  # it is refused early
+                slow.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + b'"' + b"a" * 1_000_000)
+        with urllib.request.urlopen(leaky.url, timeout=60) as answer:
+            assert answer.status == 200
+        assert memory(leaky.process.pid) < before + 200e6
 
 
 def memory(pid: int) -> int:

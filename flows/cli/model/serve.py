@@ -34,6 +34,9 @@ POLICY = "default-src 'self' data: blob: 'unsafe-inline' 'unsafe-eval'; frame-an
 MOST_BYTES = 1 << 20
 """Of a request: more than the longest text that a model reads, and a conversation with it."""
 
+MOST_HELD = 64 << 20
+"""Of all requests together that are not answered yet: thousands may send a body slowly, a megabyte each."""
+
 SECONDS = 120.0
 """After which a generated answer ends where it is, and any other is an error."""
 
@@ -184,10 +187,12 @@ class _OwnPageAlone:
 
 
 class _WithoutLarge:
-    """ASGI middleware that answers 413 to a request that says it has more than MOST_BYTES, and reads no more of any other."""
+    """ASGI middleware that answers 413 to a request that says it has more than MOST_BYTES, and reads no more of any other,
+    nor more than MOST_HELD of all that are open."""
 
     def __init__(self, app: Any) -> None:
         self.app = app
+        self.held = 0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
@@ -202,11 +207,17 @@ class _WithoutLarge:
         async def receive_some() -> Any:
             nonlocal read
             message = await receive()
-            read += len(message.get("body", b""))
+            size = len(message.get("body", b""))
+            read += size
+            self.held += size
             # a request need not say how long it is
-            return message if read <= MOST_BYTES else {"type": "http.disconnect"}
+            fits = read <= MOST_BYTES and self.held <= MOST_HELD
+            return message if fits else {"type": "http.disconnect"}
 
-        await self.app(scope, receive_some, send)
+        try:
+            await self.app(scope, receive_some, send)
+        finally:
+            self.held -= read
 
 
 async def _refuse(send: Any, status: int, why: str) -> None:

@@ -105,3 +105,40 @@ def test_commands_show_the_server_of_the_users_profile(command: str, said: str, 
         text=True,
     )
     assert said in done.stdout
+
+
+COMMAND = """
+import sys
+from trnflow.flows.cli.main import main
+
+sys.argv = ["trnflow", "recipes"]
+main()
+import prefect.main  # sets up logging
+"""
+LOGS = """
+version: 1
+disable_existing_loggers: false
+handlers: {canary: {(): os.mkdir, path: ran}}
+loggers: {prefect: {handlers: [canary]}}
+"""
+
+
+@pytest.mark.parametrize(
+    "name, text",
+    [
+        ("prefect.toml", '[logging]\nconfig_path = "logs.yml"'),
+        ("pyproject.toml", '[tool.prefect]\nhome = "."\n[tool.prefect.logging]\nconfig_path = "logs.yml"'),
+        (".env", "PREFECT_LOGGING_SETTINGS_PATH=logs.yml\nPREFECT_LOGGING_CONFIG_PATH=logs.yml"),
+    ],
+)
+def test_a_folder_from_elsewhere_sets_no_logging_which_could_run_code(tmp_path: Path, name: str, text: str) -> None:
+    """Data may have come with such a file, and a command is started in their folder."""
+    (tmp_path / name).write_text(text)
+    (tmp_path / "logs.yml").write_text(LOGS)
+    kept = {given: value for given, value in os.environ.items() if not given.startswith("PREFECT")}
+    # that the canary sings: without the command line
+    for script, ran in (("import prefect.main", True), (COMMAND, False)):
+        done = subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env=kept, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "ran").exists() == ran
+        (tmp_path / "ran").rmdir() if ran else None
