@@ -29,6 +29,7 @@ from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.learning_rate import check_learning_rates
 from trnflow.tasks.training.selection import Chosen, check_selection, without_effect
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
+from trnflow.tasks.training.unread_settings import unread_settings
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _prepare(
     check_selection(config, packed.meta)
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
-    for text in without_effect(config, schedule.steps_per_epoch):
+    for text in (*unread_settings(config, packed.meta), *without_effect(config, schedule.steps_per_epoch)):
         out.warn(text)
     dtype = loaded_dtype(config, packed.meta["task"])
     built = build_started(model, packed, seed=config.seed, dtype=dtype, parts=reads_parts(config))

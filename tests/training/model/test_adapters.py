@@ -130,6 +130,11 @@ def test_targets(model, lora, found, tmp_path) -> None:
         (LLAMA, {"method": "lora", "lora": {"layers_to_transform": [1, 2]}}, "no layer 2 of Llama.*0 to 1"),
         (LLAMA, {"method": "lora", "lora": {"modules_to_save": ["norms"]}}, "modules_to_save: norms names no.*use norm"),
         (LLAMA, {"method": "lora", "lora": {"targets": ["up_proj"], "modules_to_save": ["mlp"]}}, "up_proj names no"),
+        (
+            LLAMA,
+            {"method": "lora", "lora": {"rank_pattern": {"q_proj": 4, "layers.0.self_attn.q_proj": 2}}},
+            "all that layers.0.self_attn.q_proj names has the value of a pattern before it.*first",
+        ),
         (LLAMA, {"method": "lora", "lora": {"rank": 33}}, "rank is 33, and model.layers.0.self_attn.q_proj has 32 inputs"),
         (DISTILBERT, {"method": "lora"}, "peft knows no targets for a model of type distilbert.*all-linear.*q_lin"),
         ({**LLAMA, "tie_word_embeddings": True}, {"method": "head"}, "has no head of its own.*tie_word_embeddings=false"),
