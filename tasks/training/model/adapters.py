@@ -7,7 +7,7 @@ LoRA's layers are peft's, put into the model in place. A classifier's head is tr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,10 @@ from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
+
+
+LARGE = 0.1
+"""The share of the weights that "all-linear" leaves, from which it is remarked."""
 
 
 def adapt(config: TrainConfig, built: Built) -> Built:
@@ -80,6 +84,18 @@ def _initial(config: TrainConfig, built: Built) -> dict[str, torch.Tensor]:
     if config.lora is None or not config.lora.changes_base or next(built.model.parameters()).is_meta:
         return {}
     return {n: p.detach().clone() for n, p in built.parameters().items() if n.rpartition(".")[0].endswith((A, B))}
+
+
+def left_by_lora(config: TrainConfig, built: Built) -> Iterator[str]:
+    """Yield a remark if "all-linear" leaves a large part of the model: experts, which are joined in one tensor."""
+    if config.lora is None or config.lora.targets != ALL_LINEAR:
+        return
+    joined = {name: parameter.numel() for name, parameter in built.parameters().items() if parameter.dim() > 2}
+    if sum(joined.values()) >= LARGE * built.numbers:
+        yield (
+            f"train.lora.targets={ALL_LINEAR} adapts no experts: {sum(joined.values()) / built.numbers:.0%} of the weights, such "
+            f"as {next(iter(joined))}, lie in no linear layer and stay as they are"
+        )
 
 
 def loaded_dtype(config: TrainConfig, task: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.shards import write
 from trnflow.tasks.training.config import check_model
-from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes
+from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes, left_by_lora
 from trnflow.tasks.training.model.build import build, logits_of
 from trnflow.tasks.training.model.lora import CONFIG, A, B
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
@@ -122,6 +123,25 @@ def test_targets(model, lora, found, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "targets", "said"),
+    [
+        (
+            {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
+            "all-linear",
+            r"\d\d% of the weights, such as .*experts",
+        ),
+        ({**LLAMA, "model_type": "mixtral", "num_local_experts": 4}, ["q_proj"], ""),
+        (LLAMA, "all-linear", ""),
+    ],
+)
+def test_experts_that_all_linear_leaves_are_remarked(tmp_path: Path, model: Any, targets: Any, said: str) -> None:
+    config = TrainConfig(method="lora", lora={"targets": targets})
+    built = adapt(config, build(scratch(**model), packed_lm(tmp_path), seed=0, weights=False))
+    told = [*left_by_lora(config, built)]
+    assert [re.search(said, text) is not None for text in told] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
     ("model", "fields", "text"),
     [
         (LLAMA, {"method": "lora", "lora": {"targets": ["qproj"]}}, "qproj names no linear layer of LlamaForCausalLM.*q_proj"),
@@ -141,8 +161,6 @@ def test_targets(model, lora, found, tmp_path) -> None:
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(model, fields, text, tmp_path) -> None:
-    import re
-
     with pytest.raises(ModelError) as caught:
         adapted(tmp_path, model, **fields)
     assert re.search(text, str(caught.value))
