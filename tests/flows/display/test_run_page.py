@@ -105,6 +105,6 @@ def test_the_counts_of_splits_stand_to_the_right(tmp_path: Path) -> None:
 
 
 def test_a_long_curve_ends_with_its_last_point() -> None:
-    curve = drawn([(step, float(step)) for step in range(1, 1001)])
-    assert (curve["first"], curve["last"], curve["high"]) == (1, 1000, "1000")
+    curve = drawn([(step, float(step)) for step in range(1, 1002)])
+    assert (curve["first"], curve["last"], curve["high"]) == (1, 1001, "1001")
     assert 300 < len(curve["points"].split()) <= 401
