@@ -1,25 +1,14 @@
-"""What a store's files say is believed within bounds; what others have not finished stays."""
+"""What counts as an entry and as damaged; what others have not finished stays."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 
-from tests.store.test_document_check import LEASE
 from trnflow.tasks.store.document_check import is_entry
-from trnflow.tasks.store.lease import LONGEST_TTL, newest_holder
 from trnflow.tasks.store.local import LocalBackend
 from trnflow.tasks.store.verify import Damage, Verified, last_verified, note_verified
-
-
-@pytest.mark.parametrize(("ttl", "counts"), [(1e9, LONGEST_TTL), (60.0, 60.0)])
-def test_a_lease_can_t_hold_its_key_for_good(tmp_path: Path, ttl: float, counts: float) -> None:
-    backend = LocalBackend(str(tmp_path))
-    backend.create("leases/k/1.json", json.dumps({**LEASE, "ttl": ttl}).encode())
-    holder = newest_holder(backend, "k")
-    assert holder is not None and holder.ttl == counts
 
 
 @pytest.mark.parametrize(
