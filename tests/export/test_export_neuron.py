@@ -17,7 +17,7 @@ from tests.helpers import small_models
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.errors import CompileError, ConfigError, MissingDependency
 from trnflow.tasks.export.config import ExportConfig
-from trnflow.tasks.export.neuron import logged_failure, optimum_arguments, optimum_command
+from trnflow.tasks.export.neuron import optimum_arguments, optimum_command
 from trnflow.tasks.export_neuron import environ, export_neuron, rounded_up
 from trnflow.tasks.stage import read_json
 
@@ -263,15 +263,3 @@ def test_the_versions_that_neuron_export_depends_on_are_in_the_key() -> None:
     versions = export_neuron.stage.accel(ExportConfig(target="neuron"))["versions"]
     assert {"neuronx-distributed", "transformers", "neuronx-cc", "optimum-neuron"} <= versions.keys()
     assert versions["transformers"]
-
-
-@pytest.mark.parametrize(
-    ("log", "told"),
-    [
-        ("fine\n  AN ERROR OCCURRED in the check \nlater", "AN ERROR OCCURRED in the check"),
-        ("Maximum difference 0.1, but not close enough", "Maximum difference 0.1, but not close enough"),
-        ("no errors\nall close", None),
-    ],
-)
-def test_a_check_that_the_exporter_only_logs_is_found(log: str, told: str | None) -> None:
-    assert logged_failure(log) == told
