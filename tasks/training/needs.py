@@ -60,7 +60,8 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
     fields = {**(model.identity["config"]["pretrained"] or {}), **model.identity["config"]["overrides"]}
     if fields.get("output_router_logits"):
         yield "the router's loss (output_router_logits) is not added: training minimises the loss of the task alone"
-    yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
+    if config.warm_start_from is None:  # else the head is that model's
+        yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
 
 
 def _longest(known: Known) -> int:

@@ -10,10 +10,12 @@ import pytest
 
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import loaded_rows, new_bench
-from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.format_prompts import format_prompts
-from trnflow.tasks.stage import stage_of, write_json
+from trnflow.tasks.stage import Known, stage_of, write_json
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.needs import needs
 
 CONFIG = {
     "model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 64, "hidden_size": 32,
@@ -124,6 +126,15 @@ def test_labels_of_a_head_that_is_there_already(tmp_path: Path, own: dict[str, s
 def test_a_router_s_loss_is_not_added(tmp_path: Path, wanted: bool) -> None:
     shell = project(tmp_path, CLASSES, **{"config.json": {**CONFIG, "output_router_logits": wanted}})
     assert ("the router's loss (output_router_logits) is not added" in said(shell)) == wanted
+
+
+@pytest.mark.parametrize("start", [None, "mine"])
+def test_a_head_that_a_warm_start_replaces_is_not_remarked(start: str | None) -> None:
+    config = {"pretrained": {**CONFIG, "id2label": {"0": "neg", "1": "Pos"}}, "overrides": {}}
+    model = Source("model", {"config": config, "weights": {}}, {"model": {}})
+    known = Known({"model": model}, {"chunks": {"task": "classification", "labels": ["Pos", "neg"]}})
+    remarks = [*needs(TrainConfig(engine="native", warm_start_from=start), known)]
+    assert ["begins with them exchanged" in text for text in remarks] == [True] * (start is None)
 
 
 def test_what_a_cross_encoder_made_of_its_scores_is_replaced(tmp_path: Path) -> None:
