@@ -23,7 +23,7 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
-from trnflow.tasks.training.model.adapters import left_by_lora, loaded_dtype, prepared, reads_parts
+from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts, remarks_of_method
 from trnflow.tasks.training.model.heads import too_coarse
 from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.learning_rate import check_learning_rates
@@ -111,7 +111,7 @@ def _prepare(
     dtype = loaded_dtype(config, packed.meta["task"])
     built = build_started(model, packed, seed=config.seed, dtype=dtype, parts=reads_parts(config))
     built = prepared(config, built, packed.meta, train)
-    for text in (*too_coarse(built.kind, train, config.dtype), *left_by_lora(config, built)):
+    for text in (*too_coarse(built.kind, train, config.dtype), *remarks_of_method(config, built)):
         out.warn(text)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
     newest = world.on_first(lambda: state_to_resume(out))

@@ -123,7 +123,7 @@ def test_settings_that_nothing_reads_are_remarked(fields: dict[str, Any], remark
 def test_a_training_says_what_nothing_reads_and_whose_labels_its_head_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fit, "left_by_lora", lambda config, built: ["what LoRA leaves"])
+    monkeypatch.setattr(fit, "remarks_of_method", lambda config, built: ["of the method"])
     config = TrainConfig(engine="native", max_steps=1, global_batch=8, decay_ratio=0.3, threads=1)
     packed, told = packed_classes(tmp_path / "rows"), list[Any]()
     first, again = (Workdir(tmp_path / name, tmp_path / name / "scratch", told.append) for name in ("first", "again"))
@@ -133,7 +133,7 @@ def test_a_training_says_what_nothing_reads_and_whose_labels_its_head_learnt(
     start = Input(first.path, "checkpoint", {**meta, "labels": ["green", "red", "blue"]}, "sha256:w")
     traced_and_trained(config, scratch(**BERT), packed, again, start)
     warned = [event["warn"] for event in told if "warn" in event]
-    assert warned.count("what LoRA leaves") == 2
+    assert warned.count("of the method") == 2
     assert sum("train.decay_ratio=0.3 does nothing" in text for text in warned) == 2
     assert sum("begins with them exchanged" in text for text in warned) == 1
 

@@ -31,7 +31,7 @@ from trnflow.tasks.training.model.lora import (
     target_modules,
     values_by_layer,
 )
-from trnflow.tasks.training.model.named_parts import parts_named
+from trnflow.tasks.training.model.named_parts import has_part, parts_named
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights, refuse_batches
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
@@ -84,6 +84,23 @@ def _initial(config: TrainConfig, built: Built) -> dict[str, torch.Tensor]:
     if config.lora is None or not config.lora.changes_base or next(built.model.parameters()).is_meta:
         return {}
     return {n: p.detach().clone() for n, p in built.parameters().items() if n.rpartition(".")[0].endswith((A, B))}
+
+
+def remarks_of_method(config: TrainConfig, built: Built) -> Iterator[str]:
+    """Yield what the settings of a method reach that their names do not say."""
+    yield from left_by_lora(config, built)
+    yield from shared_with_head(config, built)
+
+
+def shared_with_head(config: TrainConfig, built: Built) -> Iterator[str]:
+    """Yield a remark for each setting that names an embedding whose weights are the output layer's, too."""
+    table, head = built.model.get_input_embeddings(), built.model.get_output_embeddings()
+    if head is None or head.weight is not table.weight:
+        return
+    name = next(name for name, parameter in built.parameters().items() if parameter is table.weight)
+    for setting in ("freeze", "learning_rate_mapping"):
+        if any(has_part(name.split("."), pattern) for pattern in getattr(config, setting)):
+            yield f"train.{setting} names {name}, whose weights the output layer shares: it holds for that, too"
 
 
 def left_by_lora(config: TrainConfig, built: Built) -> Iterator[str]:

@@ -30,7 +30,7 @@ from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.shards import write
 from trnflow.tasks.training.config import check_model
-from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes, left_by_lora
+from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes, remarks_of_method
 from trnflow.tasks.training.model.build import build, logits_of
 from trnflow.tasks.training.model.lora import CONFIG, A, B
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
@@ -137,8 +137,33 @@ def test_targets(model, lora, found, tmp_path) -> None:
 def test_experts_that_all_linear_leaves_are_remarked(tmp_path: Path, model: Any, targets: Any, said: str) -> None:
     config = TrainConfig(method="lora", lora={"targets": targets})
     built = adapt(config, build(scratch(**model), packed_lm(tmp_path), seed=0, weights=False))
-    told = [*left_by_lora(config, built)]
+    told = [*remarks_of_method(config, built)]
     assert [re.search(said, text) is not None for text in told] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("tied", "fields", "said"),
+    [
+        (
+            True,
+            {"freeze": ["embed_tokens"]},
+            "train.freeze names model.embed_tokens.weight, whose weights the output layer",
+        ),
+        (
+            True,
+            {"learning_rate_mapping": {"embed_tokens": 1e-5}},
+            "train.learning_rate_mapping names model.embed_tokens",
+        ),
+        (True, {"freeze": ["norm"]}, ""),
+        (False, {"freeze": ["embed_tokens"]}, ""),
+    ],
+)
+def test_an_embedding_that_is_the_output_layer_too_is_remarked(
+    tmp_path: Path, tied: bool, fields: dict[str, Any], said: str
+) -> None:
+    config, model = TrainConfig(**fields), scratch(**LLAMA, tie_word_embeddings=tied)
+    built = adapt(config, build(model, packed_lm(tmp_path), seed=0, weights=False))
+    assert [text.startswith(said) for text in remarks_of_method(config, built)] == [True] * bool(said)
 
 
 @pytest.mark.parametrize(
