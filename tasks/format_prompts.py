@@ -30,6 +30,7 @@ from trnflow.tasks.data.format.row_makers import (
 )
 from trnflow.tasks.data.format.source_rows import write_source_rows
 from trnflow.tasks.data.format.templates import Limit, no_limit
+from trnflow.tasks.data.format.text_prefixes import lacking_prefixes
 from trnflow.tasks.data.format.unlike_splits import unlike_splits
 from trnflow.tasks.data.limited_process import call_limited, call_own
 from trnflow.tasks.data.proof import prove
@@ -220,6 +221,8 @@ def format_prompts(
         files = {split: out.path / f"{split}.parquet" for split in counts}
         for remark in unlike_splits(files, " and ".join(rows.meta["text"]) or "the text", config.text_pair):
             out.warn(remark)
+    for remark in lacking_prefixes(model, out.path / "train.parquet") if kind.apart and "train" in counts else ():
+        out.warn(remark)
     if kind.marked and "train" in counts:
         refuse_alike(*(counts["train"].rows(name) for name in (DESIRABLE, UNDESIRABLE)))
     dropped, metrics = report(counts, out, f"{config.make} leaves out" if config.make else "without an answer")

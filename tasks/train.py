@@ -81,6 +81,7 @@ def train(
     """
     from trnflow.tasks.training.checkpoint.starting_weights import has_weights, starting_from
     from trnflow.tasks.training.fit import fit
+    from trnflow.tasks.training.own_head import remarks_of_start
     from trnflow.tasks.training.selection import chosen_metric
 
     if config.micro_batch == "auto":
@@ -89,6 +90,8 @@ def train(
     read = {"packed": packed, "rows": rows, "texts": texts, "model": model, "warm_start": warm_start}
     chosen = chosen_metric(config, metric, **read, out=out)
     start = starting_from(model, warm_start)
+    for text in remarks_of_start(warm_start.meta, packed.meta) if warm_start else ():
+        out.warn(text)
     meta = fit(config, start, packed, graphs, out, chosen, reference)
     if not has_weights(start):
         meta["scratch"] = True

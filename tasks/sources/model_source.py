@@ -27,6 +27,7 @@ from trnflow.tasks.sources.model_sizes import (
     check_sizes,
     size_error,
 )
+from trnflow.tasks.sources.other_tokenizer import remark_of_tokenizer
 from trnflow.tasks.sources.paths import in_folder
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.sources.sentence_files import MODULES, sentence_files
@@ -109,6 +110,8 @@ def model_source(config: ModelConfig, resolver: Resolver) -> Source:
     tokenizer = model
     if config.tokenizer:
         tokenizer = _resolve("model.tokenizer", fill_variables(config.tokenizer, "model.tokenizer"), None, resolver)
+        if remark := remark_of_tokenizer(model, tokenizer):
+            tokenizer["note"] = remark
     identity = {
         "config": {
             "pretrained": model.get("config"),

@@ -23,12 +23,13 @@ from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.graphs import compile_cache
 from trnflow.tasks.training.graphs import neuron_precompile as neuron
 from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
-from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts
+from trnflow.tasks.training.model.adapters import loaded_dtype, prepared, reads_parts, remarks_of_method
 from trnflow.tasks.training.model.heads import too_coarse
 from trnflow.tasks.training.objective import learnt
 from trnflow.tasks.training.optim.learning_rate import check_learning_rates
 from trnflow.tasks.training.selection import Chosen, check_selection, without_effect
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER, TensorSlice
+from trnflow.tasks.training.unread_settings import unread_settings
 from trnflow.tasks.training.world import World
 
 if TYPE_CHECKING:
@@ -105,12 +106,12 @@ def _prepare(
     check_selection(config, packed.meta)
     schedule = make_schedule(config, packed.meta, train)
     check_learning_rates(config, config.updates(schedule.steps_per_epoch))
-    for text in without_effect(config, schedule.steps_per_epoch):
+    for text in (*unread_settings(config, packed.meta), *without_effect(config, schedule.steps_per_epoch)):
         out.warn(text)
     dtype = loaded_dtype(config, packed.meta["task"])
     built = build_started(model, packed, seed=config.seed, dtype=dtype, parts=reads_parts(config))
     built = prepared(config, built, packed.meta, train)
-    for text in too_coarse(built.kind, train, config.dtype):
+    for text in (*too_coarse(built.kind, train, config.dtype), *remarks_of_method(config, built)):
         out.warn(text)
     registry = GraphRegistry.from_artifact(graphs, allow_unlisted=config.allow_recompile)
     newest = world.on_first(lambda: state_to_resume(out))

@@ -57,7 +57,11 @@ def needs(config: TrainConfig, known: Known) -> Iterator[str]:
         check_positions(needed, positions, "the model")
     elif positions is not None and _longest(known) > positions:
         yield f"the model has {positions} positions: no row may be longer, and tokenize.max_length allows it"
-    yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
+    fields = {**(model.identity["config"]["pretrained"] or {}), **model.identity["config"]["overrides"]}
+    if fields.get("output_router_logits"):
+        yield "the router's loss (output_router_logits) is not added: training minimises the loss of the task alone"
+    if config.warm_start_from is None:  # else the head is that model's
+        yield from remarks_of_head(model.identity["config"]["pretrained"] or {}, chunks)
 
 
 def _longest(known: Known) -> int:

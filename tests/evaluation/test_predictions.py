@@ -9,9 +9,11 @@ import math
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -23,6 +25,7 @@ from trnflow.tasks.errors import DataError
 from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_model
 from trnflow.tasks.evaluation import forward
 from trnflow.tasks.evaluation.forward import token_losses
+from trnflow.tasks.evaluation.predictions import write_answers
 from trnflow.tasks.training.batches.sampler import Split
 
 WORDS = small_models.WORDS
@@ -314,3 +317,12 @@ def test_the_page_shows_hostile_text_as_text(tmp_path: Path) -> None:
     assert f"{report['metrics']['accuracy']:.4g}" in page.text
     assert sum(tag == "img" for tag, _ in page.tags) == 2
     assert str(tmp_path) not in html
+
+
+def test_answers_and_losses_stand_in_the_order_of_their_rows(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"text": ["a", "b", "c"]}), tmp_path / "test.parquet")
+    given: Any = SimpleNamespace(texts=tmp_path / "test.parquet", places=lambda rows: {})
+    write_answers({"label": [3.0, 1.0, 2.0]}, np.array([0.3, 0.1, 0.2]), np.array([2, 0, 1]), given, tmp_path / "to")
+    found = pq.read_table(tmp_path / "to").to_pydict()
+    assert (found["row"], found["text"], found["label"]) == ([1, 2, 3], ["a", "b", "c"], [1.0, 2.0, 3.0])
+    assert found["loss"] == [0.1, 0.2, 0.3]

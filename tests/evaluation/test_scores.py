@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation import scores
 from trnflow.tasks.evaluation.baselines.measured import _at_words
 from trnflow.tasks.evaluation.columns import ClassPredictions
+from trnflow.tasks.evaluation.metrics.mcc import matthews_correlation
 from trnflow.tasks.evaluation.report_outputs import _retrieved
 from trnflow.tasks.evaluation.scores import Score, score
 from trnflow.tasks.kinds.registry import KINDS
@@ -122,3 +124,8 @@ def test_what_is_nearest_to_an_anchor_is_named_by_its_row(tmp_path: Path) -> Non
         "row": 2, "asked": "asks 1", "positive": "tells 1", "place": 2,
         "found": [{"cosine": 0.5, "text": "tells 3"}, {"cosine": 0.25, "text": "asks 0"}],
     }  # fmt: skip
+
+
+def test_matthews_correlation_compares_with_what_is_expected() -> None:
+    found: Any = SimpleNamespace(expected=[0, 1, 1, 0], predicted=[1, 0, 0, 1])
+    assert matthews_correlation(found) == -1.0

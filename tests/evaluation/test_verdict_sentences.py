@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 from tokenizers import Tokenizer, models
 
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.verdicts.classes import never_predicted
+from trnflow.tasks.evaluation.verdicts.endings import endless_texts
 from trnflow.tasks.evaluation.verdicts.facts import Facts, Known
 from trnflow.tasks.evaluation.verdicts.rows import rows_in_train
 from trnflow.tasks.evaluation.verdicts.script import unknown_share
@@ -46,3 +49,11 @@ def test_the_unknown_token_counts_though_it_is_a_special_one() -> None:
     tokenizer.add_special_tokens(names[:3])
     fast = FastTokenizer(tokenizer, {"unk_token": "[UNK]", "cls_token": "[CLS]", "pad_token": "[PAD]"}, "toy")
     assert unknown_share(fast, np.array([6, 50, 50, 10, 8])) == 0.25
+
+
+@pytest.mark.parametrize(("ended", "told"), [(2, False), (1, True), (4, False)])
+def test_texts_that_do_not_end_are_told_where_they_are_more_than_half(ended: int, told: bool) -> None:
+    texts = [{"tokens": 10 + at, "ended": at < ended} for at in range(4)]
+    facts: Any = SimpleNamespace(generations=texts, packed={})
+    note = endless_texts(facts)
+    assert (note is not None and f"{4 - ended} of 4 generated texts did not end within 13 tokens" in note) is told

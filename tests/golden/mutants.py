@@ -4,8 +4,8 @@
     python -m tests.golden.mutants --alive --write  # those that no test kills; `--more`: nor one of `make test-more`
     python -m tests.golden.mutants --draw 300 --seed 1
 
-The tests of a mutant are those that import its module by the fewest steps, up to SECONDS of each tier; the one that killed it
-last comes first. A mutant that changes nothing that anybody could see has its reason in the file.
+The tests of a mutant are those that import or name its module by the fewest steps, up to SECONDS of each tier; the one that
+killed it last comes first. A mutant that changes nothing that anybody could see has its reason in the file.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import ast
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -26,11 +27,17 @@ from typing import IO
 from tests import measuring, suite
 from tests.golden.compare import PROJECT
 from tests.golden.planting import FAST, MORE, Fault, checkout, first_failure, planted, why_not
+from trnflow.flows.cli.main import GROUPS
 
 TABLE = Path(__file__).with_name("mutants.json")
 SECONDS = {FAST: 20.0, MORE: 100.0}
 PLANTED_SEED = 2
 """Mutants of this seed are faults that have to be found, as those of planted.py."""
+
+
+MODULE = re.compile(r"(trnflow|tests)(\.\w+)+(:\w+)?")
+COMMANDS = {command: f"trnflow.flows.cli.{module}" for module, (commands, _) in GROUPS.items() for command in commands}
+"""{command: its module, which `main` imports by name}."""
 
 
 @dataclass
@@ -79,17 +86,21 @@ def write(found: list[Mutant]) -> None:
 
 
 def tests_of(file: str) -> list[str]:
-    """The files of tests that import a module, those by the fewest steps first, then those named after it, then the
-    quickest."""
+    """The files of tests that import a module, that of its name first, then those by the fewest steps, those of its
+    folder, the quickest."""
     table, users, seen, ring = measuring.measured(), _users(), {file}, [file]
+    stem, mirror = Path(file).stem, Path("tests", file.partition("/")[2] if file.startswith("tasks/") else file).parent
     found: list[str] = []
     while ring:
         ring = sorted({user for one in ring for user in users[one]} - seen)
         seen |= {*ring}
         tests = (name for name in ring if Path(name).name.startswith("test_"))
         found += sorted(
-            tests, key=lambda name: (Path(file).stem not in name, table.get(name, measuring.File()).seconds)
+            tests,
+            key=lambda name: (stem not in name, Path(name).parent != mirror, table.get(name, measuring.File()).seconds),
         )
+    # by however many steps
+    found.sort(key=lambda name: Path(name) != mirror / f"test_{stem}.py")
     return found
 
 
@@ -106,14 +117,26 @@ def _users() -> dict[str, set[str]]:
 
 
 def _imported(node: ast.AST) -> list[str]:
+    """Return the files that a statement imports, or that a text in it names: as a module, or a command that a shell runs."""
     if isinstance(node, ast.Import):
         names = [alias.name for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
         names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        names = [node.value.partition(":")[0]] if MODULE.fullmatch(node.value) else []
+    elif isinstance(node, ast.Call) and (command := _first_text(node)) in COMMANDS:
+        names = [COMMANDS[command]] if "shell" in ast.unparse(node.func).lower() else []
     else:
         return []
+    # what `trnflow.__getattr__` imports
+    names += ["trnflow.flows.python.recipe", "trnflow.flows.python.run"] if "trnflow" in names else []
     files = [name.removeprefix("trnflow.").replace(".", "/") for name in names]
     return [found for name in files for found in (f"{name}.py", f"{name}/__init__.py") if (PROJECT / found).exists()]
+
+
+def _first_text(call: ast.Call) -> str:
+    first = call.args[0] if call.args else None
+    return first.value if isinstance(first, ast.Constant) and isinstance(first.value, str) else ""
 
 
 def kill(mutant: Mutant, project: Path, *, more: bool) -> None:

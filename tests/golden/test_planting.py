@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 import pytest
 
+from tests.golden.mutants import _imported
 from tests.golden.planting import Fault, first_failure, planted
 
 
@@ -41,3 +43,21 @@ def test_a_planted_fault_is_found_by_the_test_that_fails(project: Path, new: str
 @pytest.mark.parametrize("test", ["tests/test_gone.py", "tests/test_it.py::test_gone"])
 def test_a_test_that_is_not_there_finds_nothing(project: Path, test: str) -> None:
     assert first_failure([test], project) == ""
+
+
+@pytest.mark.parametrize(
+    ("code", "files"),
+    [
+        ('shell.json("gc", "--dry-run")', ["flows/cli/store_commands.py"]),
+        ('InProcessShell(folder)("freeze", "mine")', ["flows/cli/model/champion_commands.py"]),
+        ('seen.add("run")', []),
+        ('OWN = "trnflow.tasks.training.own_loss:imported"', ["tasks/training/own_loss.py"]),
+        ('"see trnflow.tasks.training.own_loss"', []),
+        ("import trnflow as tr", ["flows/python/recipe.py", "flows/python/run.py"]),
+        ("from trnflow.tasks import train", ["tasks/__init__.py", "tasks/train.py"]),
+    ],
+)
+def test_what_is_imported_by_its_name_is_found_too(code: str, files: list[str]) -> None:
+    """Of modules of commands no test was found: `main` imports them by name."""
+    found = [file for node in ast.walk(ast.parse(code)) for file in _imported(node) if not file.startswith("trnflow/")]
+    assert sorted(found) == files

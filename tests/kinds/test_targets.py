@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.registry import FORMATS
+from trnflow.tasks.kinds.written_lists import any_list
 
 
 def targets(rows: list[Any], names: list[str] | None = None, **settings: Any) -> tuple[list[str] | None, list[Any]]:
@@ -191,3 +192,10 @@ def test_the_task_s_own_metrics_may_promote_and_those_at_half_may_not() -> None:
     metrics = FORMATS["multi_label"].metrics
     assert [one.name for one in metrics if one.may_promote] == ["f1_micro", "f1_macro", "accuracy", "loss"]
     assert [one.name for one in metrics if one.is_default] == ["f1_micro"]
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"), [("{}", []), ("[]", []), ("()", []), ("{'b', 'a'}", ["a", "b"]), ('{"a": 1}', None)]
+)
+def test_an_empty_set_in_a_cell_is_an_empty_list_and_an_object_is_none(text: str, wanted: list[str] | None) -> None:
+    assert any_list(text) == wanted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from tests.helpers import small_models
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.model_folder.check import check_folder, check_shapes
+from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes
 from trnflow.tasks.model_folder.published_weights import PublishedWeights, model_without_values
 from trnflow.tasks.training.checkpoint.pretrained_weights import PretrainedWeights
 
@@ -70,3 +71,12 @@ def test_a_checkpoint_of_another_model_is_refused(shapes: dict[str, tuple[int, .
         return
     with pytest.raises(ModelError, match=told):
         check_shapes(weights, model)
+
+
+@pytest.mark.parametrize("values", [[1.0, float("inf")], [float("-inf"), 1.0], [float("nan"), 1.0], [1.0, 2.0], []])
+def test_weights_with_an_infinite_end_are_refused(values: list[float]) -> None:
+    import torch
+
+    is_fine = values in ([], [1.0, 2.0])
+    with nullcontext() if is_fine else pytest.raises(ModelError, match="the weights w hold NaN or infinite numbers"):
+        check_finite("w", torch.tensor(values), "float16")

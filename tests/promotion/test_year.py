@@ -238,3 +238,9 @@ def print_day_90(trials: int) -> None:
 
 if __name__ == "__main__":
     print_tables(*map(int, sys.argv[1:] or ("20000", "1000")))
+
+
+@pytest.mark.parametrize("looks", [1, 12, 365])
+def test_shares_of_all_looks_add_up_to_the_chance_that_is_left(looks: int) -> None:
+    config = PromoteConfig(looks_per_year=looks, confidence=0.9)
+    assert sum(config.share(look) for look in range(1, 20_001)) == pytest.approx(0.1, abs=1e-5)

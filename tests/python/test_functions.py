@@ -13,6 +13,7 @@ import pytest
 import trnflow as tr
 from tests.conftest import PROJECT
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.keys.notebook_functions import _module_of
 
 SCRIPT = '''
 import json
@@ -123,3 +124,24 @@ def test_what_has_no_name_is_refused_with_where_to_put_it(function: object, told
 
     with pytest.raises(ConfigError, match=r"local, which is inside a function or class"):
         tr.recipe("demo").set(format__make=local)
+
+
+def joined_words(row):
+    return " ".join(row)
+
+
+other_name = joined_words
+
+
+def by_another_name(row):
+    return other_name(row)
+
+
+def test_a_function_s_second_name_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The module that is made of a notebook's cell would have the function by its first name alone."""
+    monkeypatch.setattr(joined_words, "__module__", "__main__")
+    monkeypatch.setattr(by_another_name, "__module__", "__main__")
+    with pytest.raises(ConfigError, match="by_another_name uses other_name, which is a value of type function"):
+        _module_of(by_another_name, "format.make")
+    monkeypatch.setitem(by_another_name.__globals__, "other_name", len)
+    assert "def by_another_name" in _module_of(by_another_name, "format.make")

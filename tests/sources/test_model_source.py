@@ -222,3 +222,35 @@ def test_the_pooling_is_that_of_either_form_of_its_file(pooling: dict[str, Any] 
     found = sentence_files(files, files.__getitem__)
     assert found is not None and (found["modules"], found["pooling"]) == (["Pooling", "Normalize"], said)
     assert sentence_files(files.keys() - {MODULES}, files.__getitem__) is None
+
+
+@pytest.mark.parametrize(
+    ("vocab", "said"),
+    [
+        ({"[PAD]": 0, "sun": 1, "moon": 2}, ""),
+        (
+            {"[PAD]": 0, "moon": 1, "sun": 2, "more": 3},
+            "2 of 3 ids are other tokens.*such as 1, 'sun' there and 'moon' here",
+        ),
+        ([["[PAD]", 0.0], ["\u2581sun", -1.0], ["\u2581moon", -2.0]], "2 of 3 ids are other tokens"),
+        ({"[PAD]": 0, "more": 3}, ""),
+        (None, ""),
+    ],
+)
+def test_a_tokenizer_of_another_model_is_remarked(folder: Path, tmp_path: Path, vocab: Any, said: str) -> None:
+    """Ids within the vocabulary fit any model: training went on with words exchanged, and nothing said so."""
+    own = {"model": {"vocab": {"[PAD]": 0, "sun": 1}}, "added_tokens": [{"id": 2, "content": "moon"}]}
+    (folder / "tokenizer.json").write_text(json.dumps(own))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}} if vocab else []))
+    note = resolve(tmp_path, source=str(folder), tokenizer=str(tmp_path / "other")).note
+    assert bool(note) == bool(said) and re.search(said, note)
+    assert not resolve(tmp_path, source=str(folder), tokenizer=str(folder)).note
+
+
+def test_a_few_ids_that_were_unused_may_have_words(folder: Path, tmp_path: Path) -> None:
+    for place, word in ((folder, "[unused0]"), (tmp_path / "other", "team")):
+        place.mkdir(exist_ok=True)
+        vocab = {**{f"word{number}": number for number in range(9)}, word: 9}
+        (place / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocab}}))
+    assert not resolve(tmp_path, source=str(folder), tokenizer=str(tmp_path / "other")).note

@@ -14,13 +14,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.training.toys import packed_classes
+from tests.training.run_stage import traced_and_trained
+from tests.training.toys import BERT, packed_classes, scratch
+from trnflow.tasks.artifact import Input
 from trnflow.tasks.data.chunks import open_chunks
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.stage import Workdir
 from trnflow.tasks.train import TrainConfig
+from trnflow.tasks.training import fit
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.loop import Run, TrainingState
 from trnflow.tasks.training.selection import Best, Chosen, check_selection, validated, without_effect
+from trnflow.tasks.training.unread_settings import unread_settings
 from trnflow.tasks.training.world import ALONE
 
 LOSSES = st.lists(st.floats(0, 10) | st.just(math.nan), min_size=1, max_size=20)
@@ -88,6 +93,49 @@ def test_patience_counts_evaluations_in_a_row() -> None:
 def test_evaluations_that_never_come_are_remarked(fields: dict, remark: str) -> None:
     said = [*without_effect(TrainConfig(epochs=3, **fields), 20)]
     assert [text.startswith(remark) for text in said] == [True] * bool(remark)
+
+
+@pytest.mark.parametrize(
+    ("fields", "remark"),
+    [
+        (
+            {"best_metric": "f1_macro"},
+            "train.best_metric=eval_f1_macro does not choose the weights, which are the last",
+        ),
+        ({"best_metric": "f1_macro", "keep_best": True}, ""),
+        ({"best_metric": "f1_macro", "early_stopping_patience": 2}, ""),
+        ({"early_stopping_threshold": 0.1}, "train.early_stopping_threshold=0.1 does not choose the weights"),
+        ({"decay_ratio": 0.3}, "train.decay_ratio=0.3 does nothing with train.schedule=linear"),
+        ({"decay_ratio": 0.3, "schedule": "warmup_stable_decay"}, ""),
+        ({"beta2": 0.95, "optimizer": "adafactor"}, "train.beta2=0.95 does nothing with train.optimizer=adafactor"),
+        ({"beta2": 0.95}, ""),
+        ({"group_by_length": True}, "train.group_by_length does nothing: rows of pack.strategy=bfd have one length"),
+        ({}, ""),
+    ],
+)
+def test_settings_that_nothing_reads_are_remarked(fields: dict[str, Any], remark: str) -> None:
+    said = [*unread_settings(TrainConfig(**fields), {"strategy": "bfd"})]
+    assert [text.startswith(remark) for text in said] == [True] * bool(remark)
+    padded = [*unread_settings(TrainConfig(**fields), {"strategy": "pad"})]
+    assert padded == ([] if "group_by_length" in fields else said)
+
+
+def test_a_training_says_what_nothing_reads_and_whose_labels_its_head_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fit, "remarks_of_method", lambda config, built: ["of the method"])
+    config = TrainConfig(engine="native", max_steps=1, global_batch=8, decay_ratio=0.3, threads=1)
+    packed, told = packed_classes(tmp_path / "rows"), list[Any]()
+    first, again = (Workdir(tmp_path / name, tmp_path / name / "scratch", told.append) for name in ("first", "again"))
+    for workdir in (first, again):
+        workdir.scratch.mkdir(parents=True)
+    meta = traced_and_trained(config, scratch(**BERT), packed, first)
+    start = Input(first.path, "checkpoint", {**meta, "labels": ["green", "red", "blue"]}, "sha256:w")
+    traced_and_trained(config, scratch(**BERT), packed, again, start)
+    warned = [event["warn"] for event in told if "warn" in event]
+    assert warned.count("of the method") == 2
+    assert sum("train.decay_ratio=0.3 does nothing" in text for text in warned) == 2
+    assert sum("begins with them exchanged" in text for text in warned) == 1
 
 
 def test_a_metric_reads_each_row_once_and_none_that_only_fills_a_batch(tmp_path: Path) -> None:

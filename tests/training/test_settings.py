@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 from pydantic import ValidationError
 
@@ -37,3 +39,12 @@ def test_the_order_of_rates_is_in_the_key_because_the_first_that_fits_counts() -
         for each in (rates, dict(rates), dict(reversed(rates.items())))
     ]
     assert keyed[0] == keyed[1] != keyed[2]
+
+
+@pytest.mark.parametrize(
+    ("share", "objective", "is_refused"), [(0.5, "dpo", True), (0.49, "dpo", False), (0.5, "sft", False)]
+)
+def test_half_of_the_pairs_can_t_be_the_wrong_way_round(share: float, objective: str, is_refused: bool) -> None:
+    robust = {"loss_type": "robust"} if objective == "dpo" else {}
+    with pytest.raises(ValueError, match="must be below 0.5") if is_refused else nullcontext():
+        TrainConfig(objective=objective, label_smoothing=share, **robust)

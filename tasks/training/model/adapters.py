@@ -7,7 +7,7 @@ LoRA's layers are peft's, put into the model in place. A classifier's head is tr
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ from trnflow.tasks.training.model.lora import (
     target_modules,
     values_by_layer,
 )
-from trnflow.tasks.training.model.named_parts import parts_named
+from trnflow.tasks.training.model.named_parts import has_part, parts_named
 from trnflow.tasks.training.model.quantised import body_layers, quantise, quantised_layers
 from trnflow.tasks.training.objective import class_weights, refuse_batches
 from trnflow.tasks.training.settings.lora import ALL_LINEAR, LoraConfig
@@ -39,6 +39,10 @@ from trnflow.tasks.training.shared_types import Built
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import PackedMeta
+
+
+LARGE = 0.1
+"""The share of the weights that "all-linear" leaves, from which it is remarked."""
 
 
 def adapt(config: TrainConfig, built: Built) -> Built:
@@ -80,6 +84,35 @@ def _initial(config: TrainConfig, built: Built) -> dict[str, torch.Tensor]:
     if config.lora is None or not config.lora.changes_base or next(built.model.parameters()).is_meta:
         return {}
     return {n: p.detach().clone() for n, p in built.parameters().items() if n.rpartition(".")[0].endswith((A, B))}
+
+
+def remarks_of_method(config: TrainConfig, built: Built) -> Iterator[str]:
+    """Yield what the settings of a method reach that their names do not say."""
+    yield from left_by_lora(config, built)
+    yield from shared_with_head(config, built)
+
+
+def shared_with_head(config: TrainConfig, built: Built) -> Iterator[str]:
+    """Yield a remark for each setting that names an embedding whose weights are the output layer's, too."""
+    table, head = built.model.get_input_embeddings(), built.model.get_output_embeddings()
+    if head is None or head.weight is not table.weight:
+        return
+    name = next(name for name, parameter in built.parameters().items() if parameter is table.weight)
+    for setting in ("freeze", "learning_rate_mapping"):
+        if any(has_part(name.split("."), pattern) for pattern in getattr(config, setting)):
+            yield f"train.{setting} names {name}, whose weights the output layer shares: it holds for that, too"
+
+
+def left_by_lora(config: TrainConfig, built: Built) -> Iterator[str]:
+    """Yield a remark if "all-linear" leaves a large part of the model: experts, which are joined in one tensor."""
+    if config.lora is None or config.lora.targets != ALL_LINEAR:
+        return
+    joined = {name: parameter.numel() for name, parameter in built.parameters().items() if parameter.dim() > 2}
+    if sum(joined.values()) >= LARGE * built.numbers:
+        yield (
+            f"train.lora.targets={ALL_LINEAR} adapts no experts: {sum(joined.values()) / built.numbers:.0%} of the weights, such "
+            f"as {next(iter(joined))}, lie in no linear layer and stay as they are"
+        )
 
 
 def loaded_dtype(config: TrainConfig, task: str) -> str:

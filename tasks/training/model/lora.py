@@ -96,13 +96,15 @@ def in_layers(numbers: Collection[int], layers: Sequence[str], model: str) -> li
 
 
 def values_by_layer(patterns: Mapping[str, int], layers: Sequence[str], model: str, setting: str) -> dict[str, int]:
-    """Return {layer: value of the first pattern that fits it}. Raises ModelError for a pattern that fits none."""
+    """Return {layer: value of the first pattern that fits it}. Raises ModelError for a pattern that decides none."""
     matching_layers(patterns, layers, model, setting)
-    return {
-        layer: next(value for pattern, value in patterns.items() if _matches(pattern, layer))
-        for layer in layers
-        if any(_matches(pattern, layer) for pattern in patterns)
-    }
+    first = {layer: next((pattern for pattern in patterns if _matches(pattern, layer)), None) for layer in layers}
+    for pattern in patterns:
+        if pattern not in first.values():
+            raise ModelError(
+                f"{setting}: all that {pattern} names has the value of a pattern before it", f"write {pattern} first"
+            )
+    return {layer: patterns[pattern] for layer, pattern in first.items() if pattern is not None}
 
 
 def scaling(adapter: Meta, layer: str, rank: int) -> float:

@@ -13,7 +13,7 @@ def parts_named(patterns: Iterable[str], names: Sequence[str], model: str, setti
     """Return {parameter below a named part: the first pattern that names it}. Raises ModelError for one that names nothing."""
     found: dict[str, str] = {}
     for pattern in patterns:
-        named = [name for name in names if _has_part(name.split("."), pattern)]
+        named = [name for name in names if has_part(name.split("."), pattern)]
         if not named:
             parts = sorted({part for name in names for part in name.split(".")[:-1] if not part.isdecimal()})
             near = difflib.get_close_matches(pattern.rpartition(".")[2], parts, n=3)
@@ -25,6 +25,7 @@ def parts_named(patterns: Iterable[str], names: Sequence[str], model: str, setti
     return found
 
 
-def _has_part(parts: list[str], pattern: str) -> bool:
+def has_part(parts: list[str], pattern: str) -> bool:
+    """Return whether parts that follow each other fit a pattern."""
     size = len(pattern.split("."))
     return any(covers(pattern, ".".join(parts[at : at + size])) for at in range(len(parts)))

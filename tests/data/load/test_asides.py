@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
 import pytest
 
 from tests.helpers.data_stages import Bench
 from trnflow.tasks.artifact import ASIDE
-from trnflow.tasks.data.load.asides import LONGEST, MOST
+from trnflow.tasks.data.load.asides import LONGEST, MOST, batches_with
+from trnflow.tasks.data.load.readers import RowReader
+from trnflow.tasks.errors import DataError
 from trnflow.tasks.keys.key_document import counted
 from trnflow.tasks.store import Store
 
@@ -99,3 +103,19 @@ def test_keys_count_the_artifact_without_its_files_aside(bench: Bench, tmp_path:
     assert counted(without) is without
     names = ["aside/test.parquet", "aside/train.parquet", "test.parquet", "train.parquet"]
     assert [file.path for file in whole.files] == names and [file.path for file in without.files] == names[2:]
+
+
+def test_a_column_beside_the_rows_that_can_t_be_read_costs_no_row_and_repeats_none() -> None:
+    """With fewer columns the batches are larger: 5 of the 12 rows were read before."""
+    numbers = pa.table({"read": range(12), "aside": range(12)})
+
+    def batches(names: list[str]) -> Iterator[pa.RecordBatch]:
+        whole = numbers.select(names).combine_chunks()
+        for start, size in ((0, 2), (2, 3)) if "aside" in names else ((0, 4), (4, 4), (8, 4)):
+            yield whole.slice(start, size).to_batches()[0]
+        if "aside" in names:
+            raise DataError("broken", "")
+
+    rows = RowReader("a", numbers.schema, batches)
+    found = [number for batch in batches_with(rows, ["read"], ["aside"]) for number in batch.column("read").to_pylist()]
+    assert found == [*range(12)]

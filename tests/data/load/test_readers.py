@@ -14,6 +14,8 @@ from hypothesis import strategies as st
 from tests.data.load.rows import PACKS, REVIEWS, failure, write
 from tests.helpers.data_stages import files, table
 from trnflow.tasks.data.load.json_rows import _Decoder, _entries, open_json
+from trnflow.tasks.data.load.parquet_rows import open_parquet
+from trnflow.tasks.data.load.readers import made_plain, open_table
 from trnflow.tasks.errors import ConfigError, DataError
 
 
@@ -164,3 +166,16 @@ def test_integers_of_json_are_64_bits_or_keep_their_text(tmp_path, number, kind)
     assert (schema.field("n").type == kind) == (kind is not None)
     (batch,) = batches(["n"])
     assert str(batch.column("n")[0].as_py()) == str(number)
+
+
+def test_an_error_names_the_row_of_the_file_whichever_batch_has_it():
+    rows = pa.table({"b": pa.array([b"fine"] * 5000 + [b"\xff"], pa.binary())})
+    read = made_plain(open_table(rows, "a.parquet")).batches(["b"])
+    with pytest.raises(DataError, match="a.parquet row 5001: b"):
+        list(read)
+
+
+def test_columns_are_long_by_all_row_groups(tmp_path):
+    texts = {"note": ["long " * 1000] * 8 + ["short"] * 2, "word": ["word"] * 10}
+    pq.write_table(pa.table(texts), tmp_path / "a.parquet", row_group_size=8, use_dictionary=False, compression=None)
+    assert open_parquet(tmp_path / "a.parquet", "a.parquet")[2] == {"note"}

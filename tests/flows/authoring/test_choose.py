@@ -22,6 +22,7 @@ from trnflow.flows.authoring.draft import Draft, Question
 from trnflow.flows.authoring.headers import refuse_tags
 from trnflow.flows.authoring.look import Column, look
 from trnflow.flows.authoring.own_code import EXAMPLES, SHARE
+from trnflow.flows.authoring.tagged import words_and_tags
 from trnflow.flows.authoring.write import SCRATCH
 from trnflow.tasks.data.load.config import SourceConfig
 from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
@@ -573,3 +574,14 @@ def test_a_column_without_a_name_is_taken_if_the_user_names_it(tmp_path: Path) -
         taken(tmp_path, "a.csv", content, {"data": {"label": "label"}})
     draft = taken(tmp_path, "a.csv", content, {"data": {"text": "Unnamed: 1", "label": "label"}})
     assert "Unnamed: 1" in [column.name for _, column in draft.taken]
+
+
+def test_the_named_column_of_words_is_taken_before_one_of_a_usual_name() -> None:
+    def column(name: str, *examples: list[str]) -> Any:
+        return SimpleNamespace(name=name, examples=[*examples])
+
+    lists = {"words": [["a", "b"]], "lemmas": [["c", "d"]], "tags": [["O", "B-X"]]}
+    columns = {name: column(name, *values) for name, values in lists.items()}
+    for named, taken_one in ((None, "words"), ("lemmas", "lemmas")):
+        found = words_and_tags(columns, named, None)
+        assert found is not None and [each.name for each in found] == [taken_one, "tags"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from trnflow.flows.display.run_page import _data, run_page, verdict_on
+from trnflow.tasks.evaluation.curves import drawn
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger.entries import NOTHING, Entry, NewEntry, complete_entry
 
@@ -101,3 +102,9 @@ def test_the_counts_of_splits_stand_to_the_right(tmp_path: Path) -> None:
     assert found["data"]["rows"] == [["train", "1,234", "", "", "", ""]]
     assert found["data"]["numbers"] == ["rows", "texts", "tokens", "too long", "chunks"]
     assert found["data_lines"] == ["Dropped by load_data: empty 2", "Duplicates: 1", "No row stands in two splits."]
+
+
+def test_a_long_curve_ends_with_its_last_point() -> None:
+    curve = drawn([(step, float(step)) for step in range(1, 1002)])
+    assert (curve["first"], curve["last"], curve["high"]) == (1, 1001, "1001")
+    assert 300 < len(curve["points"].split()) <= 401

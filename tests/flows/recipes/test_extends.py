@@ -8,6 +8,7 @@ import pytest
 
 from tests.helpers.command_line import Shell
 from trnflow.flows.recipes import recipe as settings
+from trnflow.flows.recipes.schema import merge
 from trnflow.tasks.errors import ConfigError
 
 ONE_STAGE = ("--until", "load_data", "--direct", "tracking.enabled=false")
@@ -137,3 +138,9 @@ def test_another_source_does_not_inherit_the_revision(tmp_path: Path) -> None:
     assert settings.load(str(tmp_path / "mine.yaml")).model.revision is None
     (tmp_path / "same.yaml").write_text("extends: classify\nmodel: {overrides: {hidden_dropout_prob: 0.0}}\n")
     assert settings.load(str(tmp_path / "same.yaml")).model.revision == settings.load("classify").model.revision
+
+
+def test_null_removes_an_entry_of_a_table_also_where_entries_may_be_null() -> None:
+    into = {"kept": 1, "gone": 2}
+    merge(into, {"gone": None, "new": None}, dict[str, int | None])
+    assert into == {"kept": 1, "new": None}

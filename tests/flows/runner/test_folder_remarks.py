@@ -10,10 +10,12 @@ import pytest
 
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import loaded_rows, new_bench
-from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.artifact import Artifact, Source
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.format_prompts import format_prompts
-from trnflow.tasks.stage import stage_of, write_json
+from trnflow.tasks.stage import Known, stage_of, write_json
+from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.needs import needs
 
 CONFIG = {
     "model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 64, "hidden_size": 32,
@@ -120,7 +122,59 @@ def test_labels_of_a_head_that_is_there_already(tmp_path: Path, own: dict[str, s
     assert remark in text and ("labels" in text) == bool(remark)
 
 
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_router_s_loss_is_not_added(tmp_path: Path, wanted: bool) -> None:
+    shell = project(tmp_path, CLASSES, **{"config.json": {**CONFIG, "output_router_logits": wanted}})
+    assert ("the router's loss (output_router_logits) is not added" in said(shell)) == wanted
+
+
+@pytest.mark.parametrize("start", [None, "mine"])
+def test_a_head_that_a_warm_start_replaces_is_not_remarked(start: str | None) -> None:
+    config = {"pretrained": {**CONFIG, "id2label": {"0": "neg", "1": "Pos"}}, "overrides": {}}
+    model = Source("model", {"config": config, "weights": {}}, {"model": {}})
+    known = Known({"model": model}, {"chunks": {"task": "classification", "labels": ["Pos", "neg"]}})
+    remarks = [*needs(TrainConfig(engine="native", warm_start_from=start), known)]
+    assert ["begins with them exchanged" in text for text in remarks] == [True] * (start is None)
+
+
 def test_what_a_cross_encoder_made_of_its_scores_is_replaced(tmp_path: Path) -> None:
     own = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
     shell = project(tmp_path, RERANKER, **{"config.json": {**CONFIG, **own}})
     assert "is replaced by the sigmoid, by which a reranker learns" in said(shell)
+
+
+@pytest.mark.parametrize(
+    ("name", "begins", "remark"),
+    [
+        (
+            "intfloat/multilingual-e5-small",
+            "",
+            "begin with `query: ` or `passage: `, as its card says, and 0 of 4 of train",
+        ),
+        ("intfloat/e5-base-v2", "query: ", ""),
+        ("intfloat/multilingual-e5-large-instruct", "", ""),
+        ("nomic-ai/nomic-embed-text-v1.5", "query: ", "begin with `search_query: ` or `search_document: `"),
+        ("BAAI/bge-small-en", "", ""),
+        (None, "", ""),
+    ],
+)
+def test_prefixes_that_a_model_s_card_alone_names(tmp_path: Path, name: str | None, begins: str, remark: str) -> None:
+    write_json(tmp_path / "folder/config.json", CONFIG)
+    rows = loaded_rows(tmp_path, {"a": [f"{begins}{n}" for n in range(4)], "b": [*"vwxy"]}, text=["a"])
+    bench = new_bench(tmp_path)
+    bench.texts(rows, {"source": str(tmp_path / "folder"), "name": name}, task="embedding", text_pair="b")
+    told = [text for text in bench.warnings() if "card" in text]
+    assert [remark in text for text in told] == [True] * bool(remark)
+
+
+@pytest.mark.parametrize(
+    ("source", "task", "said"), [("folder", "embedding", 1), ("e5-base", "embedding", 1), ("e5-base", "reranker", 0)]
+)
+def test_prefixes_by_the_folder_s_name(tmp_path: Path, source: str, task: str, said: int) -> None:
+    write_json(
+        tmp_path / source / "config.json", {**CONFIG, "_name_or_path": "intfloat/e5-base" * (source == "folder")}
+    )
+    rows = loaded_rows(tmp_path, {"a": [*"abcd"], "b": [*"vwxy"], "c": [0, 1, 0, 1]}, text=["a"])
+    bench, target = new_bench(tmp_path), {"target": "c"} if task == "reranker" else {}
+    bench.texts(rows, {"source": str(tmp_path / source)}, task=task, text_pair="b", **target)
+    assert len([text for text in bench.warnings() if "card" in text]) == said

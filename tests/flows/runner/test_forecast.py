@@ -86,3 +86,7 @@ def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
     assert rows["total"][1:5] == ["2700", "2.5", "GB", "6.00"]
     assert rows["load_data"] == ["load_data", "hit"]
     assert "dollars" not in report.plan_table(outcomes)[0]
+
+
+def test_a_stage_that_took_no_time_is_known() -> None:
+    assert total([step("load_data", "run", seconds=0.0, expected_bytes=1).to_json()], 1.0)["unknown"] == []

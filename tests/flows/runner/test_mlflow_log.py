@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,11 @@ import pytest
 
 from tests.helpers.runs import context, step
 from tests.helpers.stores import new_store
+from trnflow.flows.runner import run_log
 from trnflow.flows.runner.mlflow_log import for_mlflow
 from trnflow.flows.runner.run_log import begin_log
 from trnflow.tasks.events import Event, Reader, RunState, log_file
+from trnflow.tasks.store.backend import Backend
 from trnflow.tasks.store.layout import blob_name
 
 
@@ -50,3 +54,20 @@ def test_the_tags_of_a_run_are_on_its_log(tmp_path: Path) -> None:
         pass
     begun = json.loads(log_file(store.home, "one").read_text().splitlines()[0])
     assert begun["tracking"]["tags"] == {"study": "tiny"}
+
+
+@pytest.mark.parametrize(("kind", "is_open", "copies"), [("run", False, 1), ("run", True, 0), ("prepare", False, 0)])
+def test_runs_that_will_be_on_record_are_copied_to_the_store_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, is_open: bool, copies: int
+) -> None:
+    began: list[str] = []
+
+    def copying(backend: Backend, home: Path, run: str) -> AbstractContextManager[None]:
+        began.append(run)
+        return nullcontext()
+
+    monkeypatch.setattr(run_log, "copying", copying)
+    opened = replace(context(new_store(tmp_path), run="one"), kind=kind)
+    with begin_log(replace(opened, kind="check"), tags={}) if is_open else nullcontext(), begin_log(opened):
+        pass
+    assert began == ["one"] * copies

@@ -82,3 +82,9 @@ def test_a_grid_needs_steps() -> None:
     (rate,) = of(train__learning_rate="1e-5..1e-4")
     with pytest.raises(ConfigError, match="range without steps"):
         rate.grid()
+
+
+def test_a_grid_of_fractions_has_its_upper_end() -> None:
+    """(0.3 - 0.1) / 0.1 is 1.9999999999999998."""
+    (warmup,) = of(train__warmup_ratio="0.1..0.3:0.1")
+    assert warmup.grid() == pytest.approx((0.1, 0.2, 0.3))

@@ -357,6 +357,7 @@ def test_the_function_of_alpaca_rows_reads_system_and_history(here: Path) -> Non
         ),
         ({**LLAMA, "dataset_dir": "REMOTE:org/rows"}, "dataset_dir 'REMOTE:org/rows' is not translated"),
         ({**LLAMA, "dataset": "talks,texts"}, "talks and texts have other formats in dataset_info.json"),
+        ({**LLAMA, "dataset": "talks, texts"}, "talks and texts have other formats in dataset_info.json"),
         (
             {**LLAMA, "dataset": "talks,more", "mix_strategy": "interleave_under", "interleave_probs": "0.5"},
             "it has 1 shares for 2 sources",

@@ -13,6 +13,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.training.checkpoint import shards
 from trnflow.tasks.training.checkpoint.starting_weights import load_start, starting_from
 from trnflow.tasks.training.model.build import build
+from trnflow.tasks.training.own_head import remarks_of_start
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 SOURCE = scratch(**BERT)
@@ -81,3 +82,20 @@ def test_a_source_says_that_its_weights_are_those_of_a_warm_start(tmp_path: Path
     assert started.location == {**SOURCE.location, "model": {place: str(tmp_path)}, "warm_start": "sha256:w"}
     assert started.identity["weights"] == (None if kind == "checkpoint" else "sha256:w")
     assert starting_from(SOURCE, None) is SOURCE
+
+
+@pytest.mark.parametrize(
+    ("own", "labels", "remark"),
+    [
+        (["good", "bad"], ["bad", "good"], "begins with them exchanged: set data.labels=[good, bad]"),
+        (["bad", "good"], ["bad", "good"], ""),
+        (["a", "b"], ["bad", "good"], "the model's labels a, b are replaced by bad, good"),
+        (["bad"], ["bad", "good"], "has 1 labels, and the rows have 2: its head begins anew"),
+        (None, ["bad", "good"], ""),
+    ],
+)
+def test_a_head_that_learnt_other_labels_is_remarked(own: list[str] | None, labels: list[str], remark: str) -> None:
+    """With two labels exchanged an accuracy of 1 became 0 without a word."""
+    said = [*remarks_of_start({"labels": own}, {"task": "classification", "labels": labels})]
+    assert [remark in text for text in said] == [True] * bool(remark)
+    assert [*remarks_of_start({"labels": ["a", "b"]}, {"task": "embedding", "labels": ["anchor", "positive"]})] == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.checkpoint.shards import write
 from trnflow.tasks.training.config import check_model
-from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes
+from trnflow.tasks.training.model.adapters import adapt, adapter_document, forward_passes, remarks_of_method
 from trnflow.tasks.training.model.build import build, logits_of
 from trnflow.tasks.training.model.lora import CONFIG, A, B
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
@@ -122,6 +123,50 @@ def test_targets(model, lora, found, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("model", "targets", "said"),
+    [
+        (
+            {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
+            "all-linear",
+            r"\d\d% of the weights, such as .*experts",
+        ),
+        ({**LLAMA, "model_type": "mixtral", "num_local_experts": 4}, ["q_proj"], ""),
+        (LLAMA, "all-linear", ""),
+    ],
+)
+def test_experts_that_all_linear_leaves_are_remarked(tmp_path: Path, model: Any, targets: Any, said: str) -> None:
+    config = TrainConfig(method="lora", lora={"targets": targets})
+    built = adapt(config, build(scratch(**model), packed_lm(tmp_path), seed=0, weights=False))
+    told = [*remarks_of_method(config, built)]
+    assert [re.search(said, text) is not None for text in told] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
+    ("tied", "fields", "said"),
+    [
+        (
+            True,
+            {"freeze": ["embed_tokens"]},
+            "train.freeze names model.embed_tokens.weight, whose weights the output layer",
+        ),
+        (
+            True,
+            {"learning_rate_mapping": {"embed_tokens": 1e-5}},
+            "train.learning_rate_mapping names model.embed_tokens",
+        ),
+        (True, {"freeze": ["norm"]}, ""),
+        (False, {"freeze": ["embed_tokens"]}, ""),
+    ],
+)
+def test_an_embedding_that_is_the_output_layer_too_is_remarked(
+    tmp_path: Path, tied: bool, fields: dict[str, Any], said: str
+) -> None:
+    config, model = TrainConfig(**fields), scratch(**LLAMA, tie_word_embeddings=tied)
+    built = adapt(config, build(model, packed_lm(tmp_path), seed=0, weights=False))
+    assert [text.startswith(said) for text in remarks_of_method(config, built)] == [True] * bool(said)
+
+
+@pytest.mark.parametrize(
     ("model", "fields", "text"),
     [
         (LLAMA, {"method": "lora", "lora": {"targets": ["qproj"]}}, "qproj names no linear layer of LlamaForCausalLM.*q_proj"),
@@ -130,14 +175,17 @@ def test_targets(model, lora, found, tmp_path) -> None:
         (LLAMA, {"method": "lora", "lora": {"layers_to_transform": [1, 2]}}, "no layer 2 of Llama.*0 to 1"),
         (LLAMA, {"method": "lora", "lora": {"modules_to_save": ["norms"]}}, "modules_to_save: norms names no.*use norm"),
         (LLAMA, {"method": "lora", "lora": {"targets": ["up_proj"], "modules_to_save": ["mlp"]}}, "up_proj names no"),
+        (
+            LLAMA,
+            {"method": "lora", "lora": {"rank_pattern": {"q_proj": 4, "layers.0.self_attn.q_proj": 2}}},
+            "all that layers.0.self_attn.q_proj names has the value of a pattern before it.*first",
+        ),
         (LLAMA, {"method": "lora", "lora": {"rank": 33}}, "rank is 33, and model.layers.0.self_attn.q_proj has 32 inputs"),
         (DISTILBERT, {"method": "lora"}, "peft knows no targets for a model of type distilbert.*all-linear.*q_lin"),
         ({**LLAMA, "tie_word_embeddings": True}, {"method": "head"}, "has no head of its own.*tie_word_embeddings=false"),
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_named(model, fields, text, tmp_path) -> None:
-    import re
-
     with pytest.raises(ModelError) as caught:
         adapted(tmp_path, model, **fields)
     assert re.search(text, str(caught.value))

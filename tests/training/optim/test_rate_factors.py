@@ -46,6 +46,11 @@ def test_a_part_that_is_not_trained_is_refused(tmp_path: Path) -> None:
         factors(tmp_path, method="lora", learning_rate_mapping={"embed_tokens": 1e-3})
 
 
+def test_a_part_whose_rate_another_decides_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"all that layers.0.mlp names has the rate of a part before it"):
+        factors(tmp_path, learning_rate_mapping={"layers.*": 1e-4, "layers.0.mlp": 1e-3})
+
+
 def test_groups_of_loraplus_are_those_of_peft(tmp_path: Path) -> None:
     from peft.optimizers import create_loraplus_optimizer
 
