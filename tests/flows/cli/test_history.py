@@ -159,6 +159,9 @@ def test_a_recipe_names_its_newest_run(own_past: Shell) -> None:
     newest = own_past.json("runs")["runs"][0]["run"]
     assert own_past.json("report", "mine.yaml")["run"] == newest
     assert own_past.json("diff", "last~2", "mine.yaml")["after"]["run"] == newest
+    for recipe in ("mine.yaml", "mine"):  # a file, or the name by which `history` and `champions` know it
+        assert own_past.json("logs", recipe)["run"] == own_past.json("report", recipe)["run"] == newest
+        assert own_past("status", recipe).stdout == f"no stage of {newest} runs now\n"
     (own_past.folder / "new.yaml").write_text("extends: demo\n")
     assert "this store has no run of new.yaml" in own_past.error("report", "new.yaml", code=2)
 
