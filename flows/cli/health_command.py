@@ -297,11 +297,11 @@ def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: 
 
 
 def _elsewhere(home: Path, root: str) -> dict[str, Store]:
-    """Return the store of each recipe whose newest run on this machine was in another one than `root`. A store that is gone
-    is none: it may have been a trial's."""
+    """Return the store of each recipe whose newest run on this machine was in another one than `root`."""
     newest: dict[str, str] = {}
     for begun in begun_runs(home):
         newest.setdefault(begun.recipe, begun.store)
+    # a store that is gone is left out: it may have been a trial's
     stores = {place: Store(place, home) for place in newest.values() if place != root}
     judged = {place: recipes_of(store) if store.is_made() else [] for place, store in stores.items()}
     return {name: stores[place] for name, place in newest.items() if name in judged.get(place, [])}
