@@ -13,7 +13,7 @@ from trnflow.flows.champions.serving import Serving, serving_beside
 from trnflow.flows.finetune import KINDS, ROLES, finetune
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.recipes.files import nearest, recipe_names
-from trnflow.flows.recipes.names import is_recipe
+from trnflow.flows.recipes.names import is_recipe, root_of
 from trnflow.flows.runner.context import open_store, plan_of
 from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.flows.runner.plan import Step
@@ -106,7 +106,7 @@ def find_model(
             "name a recipe; a text to predict that looks like a setting goes after --",
         )
     else:
-        store = made_store(root)
+        store = made_store(root_of(text, root))
     meaning = find_stored(store, name, want[:1])
     if meaning is None:
         raise _unknown(store, name)

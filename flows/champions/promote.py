@@ -319,7 +319,7 @@ def of_first(recipe: Recipe, store: Store, decision: Decision) -> str:
 
 def describe(pair: Comparison, less_is_better: bool) -> str:
     """Return one sentence about a comparison."""
-    word = "better" if pair.is_better else "not surely better"
+    word = "better" if pair.is_better else "surely worse" if pair.high < 0 and pair.can_win else "not surely better"
     if not pair.alpha:
         word += " (the year's budget of judgements is spent: see promote.confidence)"
     elif not pair.can_win:

@@ -12,6 +12,9 @@ N = TypeVar("N", int, float)
 RUN_NAMES = "a run's id, its beginning, `last` or `last~N`; a digest; RECIPE@champion"
 
 
+OR_RECIPE = "a recipe, whose newest run counts"
+
+
 def add_command(
     sub: _SubParsersAction[ArgumentParser],
     name: str,

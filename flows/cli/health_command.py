@@ -50,12 +50,13 @@ from trnflow.flows.services.prefect_server import asks_for_login, client_login
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import TrnflowError, unexpected
 from trnflow.tasks.events import log_file, unsent_runs
+from trnflow.tasks.events.begun_runs import begun_runs
 from trnflow.tasks.keys.hash_cache import in_threads
 from trnflow.tasks.sources.paths import local_path
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Entry, Ledger, read_ledger, recipes_of
-from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store.location import VARIABLE, default_root
 from trnflow.tasks.store.verify import LastVerified, last_verified
 from trnflow.tasks.system.clock import now
 from trnflow.tasks.system.home import home_folder
@@ -106,7 +107,7 @@ def health(options: Namespace) -> int:
     """Print the state of each part and all problems; write the page of `trnflow ui`. Exit code 1 if there are any, SLOW if
     there are none and something did not answer in time."""
     recipe = model_name(options.recipe).recipe if options.recipe else None
-    root = root_of(options.recipe, options.store) or default_root(home_folder())
+    root = root_of(options.recipe, options.store) if recipe else options.store
     found = look_after(home_folder(), root, recipe)
     emit(options, found, *lines_of(found))
     code = 1 if found["problems"] else SLOW if found["unanswered"] else 0
@@ -115,13 +116,17 @@ def health(options: Namespace) -> int:
     return code
 
 
-def look_after(home: Path, root: str, recipe: str | None = None) -> Health:
-    """Look at each part, and write `<home>/reports/health.html`."""
-    asked = Asked()
+def look_after(home: Path, root: str | None = None, recipe: str | None = None) -> Health:
+    """Look at each part, and write `<home>/reports/health.html`. root: of the store; None for the default one, and all others
+    that recipes have of their own."""
+    asked, elsewhere = Asked(), not (root or recipe or os.environ.get(VARIABLE))
+    root = root or root_of(recipe, None) or default_root(home)
+    with contextlib.suppress(TrnflowError, OSError, ValueError):  # the part says what is wrong
+        Store(root, home)  # imports a remote store's client, which may take as long as all parts together
     parts: dict[str, Callable[[Problems], Any]] = {
         "prefect": partial(_prefect, home, recipe), "mlflow": partial(_mlflow, home), "store": partial(_space, home, root),
         "spool": partial(_spool, home), "verify": partial(_verify, home, root),
-        "recipes": partial(_recipes, home, root, recipe, asked),
+        "recipes": partial(_recipes, home, root, recipe, elsewhere, asked),
     }  # fmt: skip
     found, problems = _in_time(parts)
     unanswered = [name for name in parts if name not in found and (name != "recipes" or asked.names is None)]
@@ -271,22 +276,35 @@ def _verify(home: Path, root: str, problems: Problems) -> LastVerified:
     return last
 
 
-def _recipes(home: Path, root: str, recipe: str | None, asked: Asked, problems: Problems) -> None:
+def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: Asked, problems: Problems) -> None:
     store = Store(root, home)
-    if not store.is_made():
-        if not _is_awaited(home, root):
-            store.check()
-        asked.names = []
-        return
-    names = [recipe] if recipe else recipes_of(store)
-    runs = {*store.run_ids()}
-    asked.names = names
+    stores: dict[str, Store] = {}
+    if store.is_made():
+        stores = dict.fromkeys([recipe] if recipe else recipes_of(store), store)
+    elif not _is_awaited(home, root):
+        store.check()
+    if elsewhere:
+        stores |= _elsewhere(home, root)
+    runs = {place.root: {*place.run_ids()} for place in stores.values()}
+    asked.names = [*stores]
 
     def ask(name: str) -> None:
         asked.problems[name] = []
-        asked.rows[name] = _answer(name, partial(_recipe, store, name, runs), asked.problems[name])
+        place = stores[name]
+        asked.rows[name] = _answer(name, partial(_recipe, place, name, runs[place.root]), asked.problems[name])
 
-    in_threads(ask, names, READERS)
+    in_threads(ask, asked.names, READERS)
+
+
+def _elsewhere(home: Path, root: str) -> dict[str, Store]:
+    """Return the store of each recipe whose newest run on this machine was in another one than `root`."""
+    newest: dict[str, str] = {}
+    for begun in begun_runs(home):
+        newest.setdefault(begun.recipe, begun.store)
+    # a store that is gone is left out: it may have been a trial's
+    stores = {place: Store(place, home) for place in newest.values() if place != root}
+    judged = {place: recipes_of(store) if store.is_made() else [] for place, store in stores.items()}
+    return {name: stores[place] for name, place in newest.items() if name in judged.get(place, [])}
 
 
 def _recipe(store: Store, name: str, runs: set[str], problems: Problems) -> RecipeHealth:
@@ -303,7 +321,9 @@ def _recipe(store: Store, name: str, runs: set[str], problems: Problems) -> Reci
         "number": champion["number"], "artifact": champion["champion"], "created": champion["created"],
         "days": round(_age(champion["created"]) / 86400, 1), "forced": champion["forced"],
     }  # fmt: skip
-    return {"recipe": name, "champion": serves, "last": last, "failures": stands["failures"]}
+    return {
+        "recipe": name, "store": hide_secrets(store.root), "champion": serves, "last": last, "failures": stands["failures"],
+    }  # fmt: skip
 
 
 def _last(store: Store, ledger: Ledger, runs: set[str]) -> LastFiring | None:

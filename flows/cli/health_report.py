@@ -79,9 +79,10 @@ class LastFiring(Firing):
 
 
 class RecipeHealth(TypedDict):
-    """failures: of retrains, in a row."""
+    """store: its root; failures: of retrains, in a row."""
 
     recipe: str
+    store: str
     champion: Serving | None
     last: LastFiring | None
     failures: int
@@ -137,7 +138,8 @@ def _rows(found: Health) -> list[tuple[str, str]]:
     """Return (part, its state) of each part."""
     prefect, mlflow, store = found["prefect"], found["mlflow"], found["store"]
     spool, verify, recipes = found["spool"], found["verify"], found["recipes"]
-    rows = [row for recipe in recipes or () for row in _recipe_rows(recipe)]
+    root = store and store["root"]
+    rows = [row for recipe in recipes or () for row in _recipe_rows(recipe, root)]
     if recipes == []:
         rows = [("recipes", "no decision about a model yet")]
     # a part that did not answer is None, and its line says so
@@ -156,14 +158,16 @@ def _rows(found: Health) -> list[tuple[str, str]]:
     return rows + [(name, state or late.get(name, "unknown")) for name, state in states.items()]
 
 
-def _recipe_rows(one: RecipeHealth) -> list[tuple[str, str]]:
-    """Return what a recipe serves, what its last firing did, and what that cost."""
+def _recipe_rows(one: RecipeHealth, root: str | None) -> list[tuple[str, str]]:
+    """Return what a recipe serves, what its last firing did, and what that cost. root: of the store that is looked at."""
     name, champion, last = one["recipe"], one["champion"], one["last"]
     serves, firing = "no champion", "none"
     if champion:
         serves = f"champion {champion['number']} ({str(champion['artifact'])[:19]}), {champion['days']:.0f} days old"
         if champion["forced"]:
             serves += f"; forced by {champion['forced']['who']}: {told(champion['forced'])}"
+    if one["store"] != root:
+        serves += f"; store {one['store']}"
     if last:
         run = f"run {last['run']}" if last["run"] else "no run"
         firing = f"{last['created']} {last['outcome']}: {last['why']}; {run}; {one['failures']} failures in a row"

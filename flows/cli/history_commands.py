@@ -13,20 +13,20 @@ from typing import Any, TypedDict, cast
 
 from trnflow.flows.champions.forced import forced_champion
 from trnflow.flows.champions.serving import Serving, serving_beside
-from trnflow.flows.cli.arguments import RUN_NAMES, add_command, add_run
+from trnflow.flows.cli.arguments import OR_RECIPE, RUN_NAMES, add_command, add_run
 from trnflow.flows.cli.output import emit
-from trnflow.flows.cli.past_store import past_store
+from trnflow.flows.cli.past_store import past_run, past_store
 from trnflow.flows.display import report
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.recipes.names import is_recipe, model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import RunRecord
-from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
+from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.keys.explain import leaves
 from trnflow.tasks.keys.lineage import Descendant, Family, FromSource, Made, RunDifference, compare_runs
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.ledger import read_ledger
-from trnflow.tasks.store.model_names import NEWEST, artifact_of_run, artifacts_of, find_artifact, find_run
+from trnflow.tasks.store.model_names import NEWEST, artifact_of_run, artifacts_of, find_artifact
 from trnflow.tasks.system.redaction import hide_secrets
 from trnflow.tasks.system.whole_file import write_whole
 
@@ -36,10 +36,10 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     names = "a recipe, RECIPE@champion, a run or `last`; a digest or its beginning"
     ancestry.add_argument("artifact", metavar="MODEL", help=names)
     pair = add_command(sub, "diff", diff, store, "print how two runs differ: settings, data, code, metrics")
-    pair.add_argument("before", metavar="RUN", help=f"{RUN_NAMES}; a recipe, whose newest run counts")
+    pair.add_argument("before", metavar="RUN", help=f"{RUN_NAMES}; {OR_RECIPE}")
     pair.add_argument("after", metavar="RUN")
     written = add_command(sub, "report", write_report, store, "write the page of a run and open it in a browser")
-    add_run(written, f"{RUN_NAMES}; a recipe, whose newest run counts")
+    add_run(written, f"{RUN_NAMES}; {OR_RECIPE}")
     written.add_argument("--no-open", action="store_true", help="write the page only")
 
 
@@ -169,7 +169,7 @@ class RunDiff(RunDifference):
 
 def differences(store: Store, before: str, after: str) -> RunDiff:
     """Return how two runs differ. before, after: names of runs. Raises ConfigError."""
-    runs = [_run_of(store, text) for text in (before, after)]
+    runs = [past_run(store, text) for text in (before, after)]
     documents = [hide_secrets(store.run(run) or {}) for run in runs]  # earlier versions recorded secrets
     heads = [run_summary(run, document) for run, document in zip(runs, documents, strict=True)]
     return {"before": heads[0], "after": heads[1], **_compared(store, documents[0], documents[1])}
@@ -178,7 +178,7 @@ def differences(store: Store, before: str, after: str) -> RunDiff:
 def write_report(options: Namespace) -> int:
     """Write a run's page to `<home>/reports/<run>.html`, and open it if stdout is a terminal. Raises StoreError."""
     store = past_store(options.store, options.run)
-    run = _run_of(store, options.run)
+    run = past_run(store, options.run)
     path = page_of(store, run)
     serving = _serving(store, store.run(run) or {})
     document = {"run": run, "path": str(path), "champion": serving.champion if serving else None}
@@ -186,17 +186,6 @@ def write_report(options: Namespace) -> int:
     if not options.json and not options.no_open and sys.stdout.isatty() and not webbrowser.open(path.as_uri()):
         sys.stderr.write("no browser was found: open the file in one\n")
     return 0
-
-
-def _run_of(store: Store, text: str) -> str:
-    """Return the id of the run that a name means, of a recipe its newest. Raises ConfigError."""
-    name = model_name(text)
-    if not is_recipe(text):
-        return find_run(store, name)
-    newest = next((run for run in store.run_ids() if (store.run(run) or {}).get("recipe") == name.recipe), None)
-    if newest is None:
-        raise ConfigError(f"this store has no run of {text}", f"`trnflow run {text}` makes one")
-    return newest
 
 
 def _serving(store: Store, document: Mapping[str, Any]) -> Serving | None:

@@ -1,34 +1,40 @@
-"""Open the store that a command about past runs looks into."""
+"""Open the store that a command about past runs looks into, and find the run that it is about."""
 
 from __future__ import annotations
 
-import shlex
-from contextlib import suppress
+from collections.abc import Iterable
 
-from trnflow.flows.recipes.names import root_of
-from trnflow.tasks.errors import ConfigError, TrnflowError
-from trnflow.tasks.events import run_folder
-from trnflow.tasks.events.reading import read_log
-from trnflow.tasks.events.retention import FILE, written_runs
+from trnflow.flows.cli.output import say
+from trnflow.flows.recipes.names import is_recipe, model_name, root_of
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events.begun_runs import begun_runs
+from trnflow.tasks.events.retention import PREVIEW
 from trnflow.tasks.store import Store, made_store
 from trnflow.tasks.store.location import default_root
+from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.home import home_folder
 
 
 def past_store(root: str | None, name: str | None = None) -> Store:
-    """Return the store at a root, else that of the recipe which a name names, else the default one. Raises ConfigError,
-    which says where the newest run of this home is if there is no default store."""
-    root = root_of(name, root)
-    if root is None and not Store(default_root(home_folder()), home_folder()).is_made() and (other := _newest_root()):
-        raise ConfigError(
-            f"there is no store at {default_root(home_folder())}; the newest run here is in {other}",
-            f"add --store {shlex.quote(other)}, or set TRNFLOW_STORE",
-        )
-    return made_store(root)
+    """Return the store at a root, else that which `root_of` finds for a name. Says on stderr which one it is, where it is
+    neither given nor the default one. Raises ConfigError if there is none."""
+    found = root_of(name, root)
+    if found and not root and found != default_root(home_folder()):
+        say(f"store: {found}")
+    return made_store(found)
 
 
-def _newest_root() -> str | None:
-    """Return the root of the store of this home's newest run, if its log can be read."""
-    with suppress(TrnflowError, OSError, ValueError):
-        return read_log(run_folder(home_folder(), max(written_runs(home_folder()))) / FILE).store or None
-    return None
+def past_run(store: Store, text: str, more_runs: Iterable[str] = ()) -> str:
+    """Return the id of the run that a name means, of a recipe its newest. Raises ConfigError.
+
+    more_runs: ids of runs that are not on record; with any, those of this machine count for a recipe, too.
+    """
+    name, more = model_name(text), {*more_runs}
+    begun = [begun for begun in begun_runs(store.home) if begun.store == store.root and begun.recipe == name.recipe]
+    if not is_recipe(text) and not (begun and name.text == name.recipe):
+        return find_run(store, name, more)
+    here = {each.run for each in begun if not each.run.endswith(PREVIEW)} & more
+    for run in sorted({*store.run_ids(), *here}, reverse=True):
+        if run in here or (store.run(run) or {}).get("recipe") == name.recipe:
+            return run
+    raise ConfigError(f"this store has no run of {text}", f"`trnflow run {text}` makes one")

@@ -102,10 +102,9 @@ def ui(options: Namespace) -> int:
     """Print the addresses of Prefect's and MLflow's pages, and of the page of health, which is written anew."""
     from trnflow.flows.cli.health_command import look_after, page_file
     from trnflow.flows.services.pages import pages
-    from trnflow.tasks.store.location import default_root
 
     home = home_folder()
-    found = look_after(home, default_root(home))
+    found = look_after(home)
     health = page_file(home)
     lines = pages(home, TrackingConfig())
     lines += [f"health:  {health.absolute().as_uri()}"] if health.exists() else []

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ctypes
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -24,11 +25,11 @@ from trnflow.flows.runner.plan import Plan as RunPlan
 from trnflow.flows.runner.run import run as run_graph
 from trnflow.flows.runner.vocabulary import refuse_unknown_vocabulary
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.errors import Interrupted
+from trnflow.tasks.errors import Interrupted, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.notebook_functions import named_functions
-from trnflow.tasks.sources.frames import data_settings
+from trnflow.tasks.sources.frames import data_settings, given_rows, is_written
 from trnflow.tasks.system.home import home_folder
 from trnflow.tasks.system.terminal import one_line
 
@@ -96,22 +97,24 @@ class Recipe:
 
         Raises a TrnflowError if a run is bound to fail.
         """
-        context = context_of(self._recipe, open_store(self._recipe), offline=True)
-        found = make_plan(finetune(self._recipe), context)
-        refuse_unknown_vocabulary(self._recipe, found)
-        found.check_needs(Options())
-        return Plan(self._recipe, found)
+        with self._given_rows():
+            context = context_of(self._recipe, open_store(self._recipe), offline=True)
+            found = make_plan(finetune(self._recipe), context)
+            refuse_unknown_vocabulary(self._recipe, found)
+            found.check_needs(Options())
+            return Plan(self._recipe, found)
 
     def rehearse(self) -> list[str]:
         """Run all stages on a few rows with a small model, and return what to look at. Raises the error that a run would
         end with."""
         from trnflow.flows.rehearsal.rehearse import rehearse
 
-        with shown() as reader:
-            rehearsal = rehearse(self._context(offline=False), reader)
-        if rehearsal.fault is not None:
-            raise rehearsal.fault
-        return rehearsal.remarks
+        with self._given_rows():
+            with shown() as reader:
+                rehearsal = rehearse(self._context(offline=False), reader)
+            if rehearsal.fault is not None:
+                raise rehearsal.fault
+            return rehearsal.remarks
 
     def run(
         self, until: str | None = None, force: Iterable[str] = (), *, offline: bool = False, rehearse: bool = True
@@ -130,29 +133,41 @@ class Recipe:
         """
         from trnflow.flows.rehearsal.before_run import rehearse_first
 
-        what, context = Options(until, frozenset(force), offline), self._context(offline=offline)
-        graph = finetune(context.recipe)
-        what.check(graph)
-        context.plan = make_plan(graph, context)
-        context.plan.check_needs(what, here=context.environment)
-        with shown() as reader:
-            rehearsal = rehearse_first(context, what, (reader,)) if rehearse and until is None else None
-            if rehearsal is not None and rehearsal.fault is not None:
-                raise rehearsal.fault
-            log = EventLog(reader, *trackers(context.recipe, context.store))
-            result = run_graph(graph, context.for_run(log), what)
-        if isinstance(result.error, Interrupted):
-            raise KeyboardInterrupt(str(result.error)) from result.error
-        if result.error is not None:
-            # frames of the runner say nothing to a notebook: the stage's own are in the error's text or its cause
-            raise result.error.with_traceback(None)
-        return Run(context.store, result.run)
+        with self._given_rows():
+            what, context = Options(until, frozenset(force), offline), self._context(offline=offline)
+            graph = finetune(context.recipe)
+            what.check(graph)
+            context.plan = make_plan(graph, context)
+            context.plan.check_needs(what, here=context.environment)
+            with shown() as reader:
+                rehearsal = rehearse_first(context, what, (reader,)) if rehearse and until is None else None
+                if rehearsal is not None and rehearsal.fault is not None:
+                    raise rehearsal.fault
+                log = EventLog(reader, *trackers(context.recipe, context.store))
+                result = run_graph(graph, context.for_run(log), what)
+            if isinstance(result.error, Interrupted):
+                raise KeyboardInterrupt(str(result.error)) from result.error
+            if result.error is not None:
+                # frames of the runner say nothing to a notebook: the stage's own are in the error's text or its cause
+                raise result.error.with_traceback(None)
+            return Run(context.store, result.run)
 
     async def run_async(
         self, until: str | None = None, force: Iterable[str] = (), *, offline: bool = False, rehearse: bool = True
     ) -> Run:
         """As `run`, without holding up the event loop. Cancelled, it waits until training has saved its state."""
         return await _in_thread(lambda: self.run(until, force, offline=offline, rehearse=rehearse))
+
+    @contextlib.contextmanager
+    def _given_rows(self) -> Iterator[None]:
+        """Let an error about data in memory name its rows: the user has not seen the file that holds them."""
+        try:
+            yield
+        except TrnflowError as error:
+            if is_written(self._recipe.data.source, home_folder()):
+                error.message, error.fix = given_rows(error.message), given_rows(error.fix)
+                error.args = (error.message,)
+            raise
 
     def _context(self, *, offline: bool) -> RunContext:
         return context_of(self._recipe, open_store(self._recipe), offline=offline, create=True)

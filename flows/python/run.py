@@ -14,6 +14,7 @@ from trnflow.flows.display import report
 from trnflow.flows.display.live_block import html_table
 from trnflow.flows.finetune import ROLES
 from trnflow.flows.models import NEW_TOKENS, find_model
+from trnflow.flows.recipes.names import root_of
 from trnflow.flows.runner.metadata_check import checked_artifact
 from trnflow.tasks.artifact import Artifact, Meta
 from trnflow.tasks.documents import RunRecord
@@ -180,13 +181,13 @@ def runs() -> pd.DataFrame:
     """Return the runs of the store (TRNFLOW_STORE, else that of the home), newest first, as `trnflow runs`."""
     import pandas as pd
 
-    return pd.DataFrame(list_runs(made_store()))
+    return pd.DataFrame(list_runs(made_store(root_of(None, None))))
 
 
 def diff(before: str | Run, after: str | Run) -> RunDiff:
     """Return how two runs differ in settings, data, code, libraries, artifacts and metrics, as `trnflow diff --json`."""
     names = [run.id if isinstance(run, Run) else run for run in (before, after)]
-    return differences(before._store if isinstance(before, Run) else made_store(), *names)
+    return differences(before._store if isinstance(before, Run) else made_store(root_of(names[0], None)), *names)
 
 
 def _opened(store: Store, artifact: Artifact) -> Path:

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
+from trnflow.tasks.events.begun_runs import begun_runs
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.location import VARIABLE, default_root
 from trnflow.tasks.store.model_names import ModelName, parse_model
+from trnflow.tasks.system.home import home_folder
 
 FILES = (".yaml", ".yml")
+
+DATE_DIGITS = 8
+"""Of a run's id; a shorter beginning may be that of many runs, or of a digest."""
 
 
 def is_recipe(text: str) -> bool:
@@ -28,11 +36,24 @@ def model_name(text: str, folder: Path | None = None) -> ModelName:
 
 
 def root_of(text: str | None, root: str | None) -> str | None:
-    """Return `root`, or without it the root of the store of the recipe that a text names; None if it names none. Raises
-    ConfigError as `load` does."""
-    recipe = parse_model(text).recipe if text else ""
-    if root or not is_recipe(recipe):
-        return root
-    from trnflow.flows.recipes.recipe import load, store_root
+    """Return the root of the store in which a command looks for a model or a run; None for the default one.
 
-    return store_root(load(recipe))
+    `root`, else the store of the recipe that `text` names, else TRNFLOW_STORE. Without these the store of the newest run of
+    this machine that `text` names, by its recipe or id; where there is no default store, that of the newest run. Raises
+    ConfigError as `load` does.
+    """
+    name = parse_model(text).recipe if text else ""
+    if root or is_recipe(name):
+        if root:
+            return root
+        from trnflow.flows.recipes.recipe import load, store_root
+
+        return store_root(load(name))
+    if os.environ.get(VARIABLE):
+        return None
+    home, newest = home_folder(), None
+    for begun in begun_runs(home):
+        newest = newest or begun
+        if name == begun.recipe or (len(name) > DATE_DIGITS and begun.run.startswith(name)):
+            return begun.store
+    return newest.store if newest and not Store(default_root(home), home).is_made() else None

@@ -102,7 +102,10 @@ def _retrained(block: Block, project: str) -> AutomationCore:
 def _did_not_run(recipe: str, pause: timedelta, block: Block, project: str) -> AutomationCore:
     """Return the automation that notifies when no retrain of a recipe ended within 1.5 times `pause`."""
     within = max(1.5 * pause, timedelta(seconds=10))  # Prefect's least
-    text = f"{recipe} did not run: no retrain of it ended within {_said(within)}. Does a worker run? `trnflow worker` starts one."
+    text = (
+        f"{recipe} did not run: no retrain of it ended within {_said(within)}. `trnflow status` shows one that still runs; "
+        "without a worker none begins: `trnflow worker` starts one."
+    )
     name = f"{_prefix(project)}{recipe} did not run"
     description = f"Send a notification when no retraining of {recipe} ended within {_said(within)}."
     # one event ends a waiting time and begins the next, so each retraining begins it anew

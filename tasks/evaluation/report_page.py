@@ -107,17 +107,20 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
 
 
 def _metrics(report: Report, baselines: list[BaselineReport]) -> Meta:
-    """Return the table of the metrics, with a column for each baseline."""
-    heads = [BASELINES[entry["name"]] for entry in baselines]
+    """Return the table of the metrics, with a column for each baseline and for the most frequent class."""
+    others = {BASELINES[entry["name"]]: entry["metrics"] for entry in baselines}
+    others |= {"most frequent class": report["majority"]} if "majority" in report else {}
     rows = (
         (
             name,
             number(value),
-            *(number(entry["metrics"].get(name, "")) for entry in baselines),
+            *(number(metrics.get(name, "")) for metrics in others.values()),
             _between(report["intervals"].get(name)),
         )
         for name, value in sorted(report["metrics"].items())
+        if not name.endswith("_majority")  # stands in its own column
     )
+    heads = [*others]
     columns = ("metric", "model" if heads else "value", *heads, "interval")
     return table(columns, rows, columns[1:])
 

@@ -110,7 +110,7 @@ def _known(value: Any, ids: Container[str]) -> list[str]:
 
 class MultiLabel(TargetKind):
     name = "multi_label"
-    opener = 'transformers.pipeline("text-classification", model=FOLDER, top_k=None)'
+    opener = 'transformers.pipeline("text-classification", model=FOLDER, top_k=None, truncation=True)'
     problem_type = "multi_label_classification"
     decides = True
     takes_made_rows = True

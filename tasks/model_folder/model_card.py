@@ -74,7 +74,9 @@ def _origin(base: CardSource) -> str:
 
 def _opener(task: str) -> str:
     """Return the call that opens a model's folder, of the library in which users of the task serve it."""
-    return kind_of(task).opener or f'transformers.pipeline("{kind_of(task).pipeline}", model=FOLDER)'
+    kind = kind_of(task)
+    cut = ", truncation=True" * (kind.pipeline == "text-classification")  # else a long text is not read as in training
+    return kind.opener or f'transformers.pipeline("{kind.pipeline}", model=FOLDER{cut})'
 
 
 def _how_to_open(task: str, base: str | None, adapter: bool) -> str:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -59,6 +60,14 @@ def plain_cell(value: Any) -> Any:
     return _text(value)
 
 
+FRAMES = Path("cache", "frames")
+"""Where data in memory is written, below the home."""
+_SPLITS = "|".join(sorted({*ALIASES.values()}))
+_WRITTEN = re.compile(
+    rf"(?P<said>split \w+, )?\b(?P<split>{_SPLITS})\.(?:parquet|jsonl)(?: (?:row|line) (?P<row>\d+))?"
+)
+
+
 class Frame(NamedTuple):
     """Rows in memory. cells: (column, first row, row after the last) -> the values of a column."""
 
@@ -79,7 +88,7 @@ def data_settings(data: Any, home: Path) -> Meta:
     if not splits or not all(name in ALIASES.values() for name in splits):
         raise ConfigError(f"data: a dict of {', '.join(map(str, splits)) or 'nothing'}", f"give {KINDS}")
     frames = {name: _frame(rows, name) for name, rows in splits.items()}
-    folder = home / "cache" / "frames"
+    folder = home / FRAMES
     aside = folder / f".{os.getpid()}.{get_ident()}"
     aside.mkdir(parents=True)
     try:
@@ -90,6 +99,25 @@ def data_settings(data: Any, home: Path) -> Meta:
     finally:
         shutil.rmtree(aside, ignore_errors=True)
     return _source(str(named))
+
+
+def is_written(source: str | None, home: Path) -> bool:
+    """Return whether a recipe's source is data in memory that `data_settings` wrote to a home."""
+    return source is not None and Path(source).parent == home / FRAMES
+
+
+def given_rows(text: str) -> str:
+    """Return an error's text with the rows that the user gave in place of those of the file that holds them."""
+
+    def named(found: re.Match[str]) -> str:
+        row, split = found["row"], "" if found["said"] else f" of {found['split']}"
+        return f"{found['said'] or ''}{_place(int(row) - 1) if row else 'the given data'}{split}"
+
+    return _WRITTEN.sub(named, text)
+
+
+def _place(position: int) -> str:
+    return f"row {position + 1} (.iloc[{position}])"
 
 
 def _source(source: str) -> Meta:
@@ -191,7 +219,8 @@ def _kind(frame: Frame, name: str, split: str) -> str:
         for row, value in enumerate(frame.cells(name, first, min(first + ROWS, frame.rows)), first):
             if isinstance(value, bytes) and not _is_utf8(value):
                 raise DataError(
-                    f"data: column {name} of {split} holds bytes that are no UTF-8 in row {row}", "leave the column out"
+                    f"data: column {name} of {split} holds bytes that are no UTF-8 in {_place(row)}",
+                    "leave the column out",
                 )
             kind = _kind_of(value)
             if kind not in found:
@@ -202,7 +231,8 @@ def _kind(frame: Frame, name: str, split: str) -> str:
     if len(kinds) > 1:
         first_kind, second = sorted(kinds, key=found.__getitem__)[:2]
         raise DataError(
-            f"data: column {name} of {split} holds {first_kind} in row {found[first_kind]}, {second} in row {found[second]}",
+            f"data: column {name} of {split} holds {first_kind} in {_place(found[first_kind])}, {second} in "
+            f"{_place(found[second])}",
             "give the column one type",
         )
     return kinds.pop() if kinds else ""

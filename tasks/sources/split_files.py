@@ -65,7 +65,9 @@ def choose_files(source: str, files: list[DataFile], settings: FileSettings) -> 
     if "train" not in by_split:
         raise ConfigError(
             f"data.source: {scrub(source)} has no train split (found: {_names(files)})",
-            UNPACK if any(file.name.lower().endswith(".zip") for file in files) else "name it with data.splits.train",
+            UNPACK
+            if any(file.name.lower().endswith(".zip") for file in files)
+            else "give it a file whose name says train, or name its file with data.splits.train",
         )
     chosen = []
     others = sorted(by_split.keys() - {*SPLITS})

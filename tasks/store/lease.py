@@ -38,6 +38,8 @@ FIRST_BEAT_SECONDS = 3.0
 WATCH_SECONDS = 2.0
 """Seconds between two looks of `acquire_watching`."""
 SWEEP_SECONDS = 10.0
+SWEEP = "sweep"
+"""The run of a lease that is taken to remove what has ended."""
 LAST_BEAT_SECONDS = 10.0
 NOBODY = Process("?", "?", "?", 0, 0)
 
@@ -141,9 +143,11 @@ class Waiter:
             holder = self.holder
             # a process killed on another machine leaves its lease behind: watched for its ttl, then taken over
             is_watched = holder is not None and holder.seems_silent and watched < holder.ttl + 2 * WATCH_SECONDS
-            if not wait and not is_watched:
+            # a sweep ends within seconds; of a holder that has ended another process removes what is left
+            is_passing = holder is not None and (holder.run == SWEEP or holder.is_over)
+            if not wait and not is_watched and not is_passing:
                 return None
-            if holder is not None and holder.token != announced:
+            if holder is not None and not is_passing and holder.token != announced:
                 announced = holder.token
                 tell(holder)
             time.sleep(WATCH_SECONDS)
@@ -261,7 +265,7 @@ def sweep_leases(backend: Backend) -> None:
         newest = newest_holder(backend, key)
         if newest is None or newest.is_over:
             # taken over first, so that none in use is removed
-            lease = Waiter(backend, key, run="sweep", attempt="sweep", ttl=SWEEP_SECONDS).acquire()
+            lease = Waiter(backend, key, run=SWEEP, attempt=SWEEP, ttl=SWEEP_SECONDS).acquire()
             if lease is not None:
                 lease.release()
                 backend.remove_empty(_folder(key), unfinished=True)

@@ -292,8 +292,15 @@ def test_the_most_frequent_class_is_that_of_train(tmp_path: Path) -> None:
     for split, many, few in (("train", 4, 20), ("test", 15, 10)):
         rows = [{**row, "team": "many" if at < many else "few"} for at, row in enumerate(tickets(many + few))]
         written(tmp_path / "mine" / f"{split}.csv", [{**row, "body": f"{split} {row['body']}"} for row in rows])
-    report = read_json(predicted(new_bench(tmp_path), tmp_path / "mine", split=None) / "report.json")
+    folder = predicted(new_bench(tmp_path), tmp_path / "mine", split=None)
+    report, page = read_json(folder / "report.json"), (folder / "report.html").read_text()
     assert report["majority"]["accuracy"] == pytest.approx(10 / 25)
+    # in a column of its own: it is no figure of the model
+    rows = {
+        row[0]: row for row in (re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", line) for line in page.splitlines()) if row
+    }
+    assert "f1_weighted_majority" not in rows and rows["metric"][-2] == "most frequent class"
+    assert rows["accuracy"][-2] == "0.4" and float(rows["f1_weighted"][-2]) < 0.4
 
 
 def test_answers_and_losses_stand_beside_the_text_that_they_are_of(tmp_path: Path) -> None:

@@ -46,6 +46,7 @@ CAUSES = {
     "falling": "was still falling",
     "over-trained": "over-trained",
     "never": "never predicted",
+    "rare": "on rare labels the model is worse",
     "too sure": "probabilities are too high",
     "unsure": "probabilities are too low",
     "cut": "were cut to",
@@ -613,6 +614,29 @@ def made_columns(task: str, skill: float, seed: int) -> Any:
     expected = truth.integers(0, 3, (rows, 6)).astype(np.int32)
     decided = np.where(draw.random((rows, 6)) < 0.6 + 0.15 * skill, expected, 0)
     return Outputs(expected, np.ones((rows, 6), np.float32), decided, loss)
+
+
+def test_rare_labels_are_told_where_the_usual_metric_hides_them() -> None:
+    """As of 2,000 rows of GoEmotions: micro F1 above the simple baseline, macro F1 below. The advice is none that fails."""
+    draw, rows = np.random.default_rng(0), 400
+    expected = np.zeros((rows, 6), np.float32)
+    expected[np.arange(rows), draw.choice(6, rows, p=[0.4, 0.4, 0.05, 0.05, 0.05, 0.05])] = 1
+    known = np.where(expected[:, :2] > 0.5, 1.0, draw.random((rows, 2)) < 0.05).astype(np.float32)
+    usual = np.concatenate([known, np.zeros((rows, 4), np.float32)], axis=1)
+    often = np.where(draw.random((rows, 6)) < 0.75, expected, draw.random((rows, 6)) < 0.3).astype(np.float32)
+    loss = np.ones(rows)
+    model, baseline = (Outputs(expected, decided, decided, loss) for decided in (usual, often))
+    report: Any = {
+        "task": "multi_label", "split": "test", "asked": "test", "rows": rows, "metrics": values_of("multi_label", model),
+        "data": {}, "intervals": intervals_of("multi_label", model), "max_length": 128,
+        "baselines": [{"name": "baseline", "metrics": values_of("multi_label", baseline)}],
+    }  # fmt: skip
+    lines = verdict(Facts(report, model, {"baseline": baseline}, [f"label {number}" for number in range(6)]))
+    assert said(lines) == {"rare", "never"}
+    assert "promote.metric=f1_macro" in lines[1] and "class_weights" not in "".join(lines)
+    swapped: Any = report | {"metrics": values_of("multi_label", baseline)}
+    swapped["baselines"] = [{"name": "baseline", "metrics": report["metrics"]}]
+    assert "rare" not in said(verdict(Facts(swapped, baseline, {"baseline": model}, ["a", "b", "c", "d", "e", "f"])))
 
 
 @pytest.mark.parametrize("task", ["reward", "unpaired_preference", "reranker", "multi_label", "token_classification"])

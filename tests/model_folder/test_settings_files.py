@@ -99,7 +99,7 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
             tmp_path, several, {"architectures": ["BertForSequenceClassification"]}, CardSource(), decision=decision
         )
         text = ModelCard.load(tmp_path / "README.md").text
-        assert said in text and "model=FOLDER, top_k=None)" in text
+        assert said in text and "model=FOLDER, top_k=None, truncation=True)" in text
 
     language = {**shards, "labels": None, "task": "causal_lm"}
     write_card(tmp_path, language, {"model_type": "llama"}, CardSource(weights="sha256:ab"), adapter=True)

@@ -32,6 +32,23 @@ def test_a_plan_names_all_that_may_run_and_raises_what_a_run_would(folder: Path)
         mine.set(data__text="author").plan()
 
 
+def test_an_error_about_data_in_memory_names_the_given_row(folder: Path, inline_calls: None) -> None:  # noqa: F811
+    rows = [{"text": f"{word} {number}", "label": word} for number in range(6) for word in ("good", "bad")]
+    mine = tr.recipe("mine.yaml").set(tracking__enabled=False)
+    for data, said in (
+        ([*rows, {"text": None, "label": "bad"}], r"split train, row 13 \(.iloc\[12\]\): the text column"),
+        (
+            {"train": rows, "test": [{"text": None, "label": "bad"}, *rows]},
+            r"split test, row 1 \(.iloc\[0\]\): the text",
+        ),
+    ):
+        given = mine.set(data=data, data__split={"test": 0.3, "validation": 0.2})
+        with pytest.raises(DataError, match=said):
+            given.run(until="load_data")
+    with pytest.raises(ConfigError, match="data.text: the given data of train has no column author"):
+        mine.set(data=rows, data__text="author").plan()
+
+
 def test_a_run_raises_the_error_of_its_stage(folder: Path, inline_calls: None) -> None:  # noqa: F811
     rows = folder / "rows/train.jsonl"
     rows.write_text(rows.read_text().replace('"text": "train 3 is bad"', '"text": null'))

@@ -164,6 +164,20 @@ def test_who_waits_is_told_the_holder_once(store: Store, monkeypatch: pytest.Mon
     mine.release()
 
 
+def test_the_lease_by_which_another_process_removes_a_dead_one_s_is_no_holder(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a nightly retrain would end as unchanged because another command tidies what a killed one left."""
+    monkeypatch.setattr(lease, "WATCH_SECONDS", 0.01)
+    swept = Waiter(store.backend, KEY, run=lease.SWEEP, attempt=lease.SWEEP, ttl=LONG).acquire()
+    assert swept is not None
+    told: list[object] = []
+    turn = Patient(store.backend, swept)
+    mine = turn.acquire_watching(tell=told.append)
+    assert mine is not None and turn.looks == 3 and told == []
+    mine.release()
+
+
 def test_a_held_lease_beats(store: Store) -> None:
     with taken(store.backend, 0.15):
         seen = set()

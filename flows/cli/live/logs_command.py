@@ -9,16 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trnflow.flows.cli.arguments import add_command, add_run
+from trnflow.flows.cli.arguments import OR_RECIPE, RUN_NAMES, add_command, add_run
 from trnflow.flows.cli.live.status_command import leases_of_stages
 from trnflow.flows.cli.output import emit_json
-from trnflow.flows.cli.past_store import past_store
-from trnflow.flows.recipes.names import model_name
+from trnflow.flows.cli.past_store import past_run, past_store
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.events import run_folder
 from trnflow.tasks.events.following import LOOK_SECONDS, Follower
 from trnflow.tasks.events.log_copy import COPY_SECONDS
-from trnflow.tasks.store.model_names import find_run
 from trnflow.tasks.system.redaction import scrub
 from trnflow.tasks.system.terminal import one_line, printable
 
@@ -32,7 +30,7 @@ class Log(NamedTuple):
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
     found = add_command(sub, "logs", logs, store, "print the logs of a run's stages")
-    add_run(found)
+    add_run(found, f"{RUN_NAMES}; {OR_RECIPE}")
     found.add_argument("--follow", action="store_true", help="go on until the run ends")
 
 
@@ -41,7 +39,7 @@ def logs(options: Namespace) -> int:
     store's copy. Raises ConfigError, StoreError."""
     store = past_store(options.store, options.run)
     running = {holder.run for holder, _, _ in leases_of_stages(store, silent=True)}
-    run = find_run(store, model_name(options.run), {*running, *_logged(store.home), *store.backend.folders("logs")})
+    run = past_run(store, options.run, {*running, *_logged(store.home), *store.backend.folders("logs")})
     follower = Follower(store, run)
     if options.json:
         follower.look()

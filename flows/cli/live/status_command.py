@@ -8,12 +8,11 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator
 from typing import Any
 
-from trnflow.flows.cli.arguments import RUN_NAMES, add_command
+from trnflow.flows.cli.arguments import OR_RECIPE, RUN_NAMES, add_command
 from trnflow.flows.cli.output import emit
-from trnflow.flows.cli.past_store import past_store
+from trnflow.flows.cli.past_store import past_run, past_store
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress, clock_face
-from trnflow.flows.recipes.names import model_name
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.documents import Counted, Journal
 from trnflow.tasks.errors import ConfigError, StoreError
@@ -24,12 +23,11 @@ from trnflow.tasks.events.retention import PREVIEW, written_runs
 from trnflow.tasks.events.state import present
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.lease import Holder, live_leases
-from trnflow.tasks.store.model_names import find_run
 
 
 def add_commands(sub: Any, store: ArgumentParser) -> None:
     parser = add_command(sub, "status", status, store, "list the stages that run now, on any machine")
-    parser.add_argument("run", metavar="RUN", nargs="?", help=f"of one run: {RUN_NAMES}")
+    parser.add_argument("run", metavar="RUN", nargs="?", help=f"of one run: {RUN_NAMES}; {OR_RECIPE}")
     parser.add_argument(
         "--follow", action="store_true", help="show the progress of the run until it ends, as `run` does"
     )
@@ -43,7 +41,7 @@ def status(options: Namespace) -> int:
     live = [one["run"] for one in stages if not one["run"].endswith(PREVIEW)]
     if options.run:
         known = {*live, *written_runs(store.home), *store.backend.folders("logs")}
-        run = find_run(store, model_name(options.run), known)
+        run = past_run(store, options.run, known)
         stages = [one for one in stages if one["run"] == run]
     elif options.follow:
         if not live:

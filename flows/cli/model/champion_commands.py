@@ -8,16 +8,15 @@ from typing import Any, TypedDict
 
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.past_store import past_store
 from trnflow.flows.display import report
 from trnflow.flows.display.progress import Progress
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.names import root_of
 from trnflow.flows.runner.context import open_context
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, TrnflowError
 from trnflow.tasks.events import EventLog
 from trnflow.tasks.promotion.settings import PromoteConfig
-from trnflow.tasks.store import made_store
 from trnflow.tasks.store.ledger.entries import Entry, Forced, Outcome
 
 
@@ -111,7 +110,7 @@ def champions(options: Namespace) -> int:
     from trnflow.flows.champions.frozen_rows import old_frozen
     from trnflow.tasks.store.ledger import read_ledger, recipes_of
 
-    store = made_store(root_of(options.recipe, options.store))
+    store = past_store(options.store, options.recipe)
     days: dict[str, float] = {}
     if options.recipe and options.recipe.endswith((".yaml", ".yml")):  # a file: its recipe's name
         given = settings.load(options.recipe, [])

@@ -13,11 +13,12 @@ from trnflow.flows.champions.lost import lost_champion
 from trnflow.flows.cli.arguments import add_command
 from trnflow.flows.cli.live.runs_command import killed_runs, logged_summary, place_of
 from trnflow.flows.cli.output import emit
+from trnflow.flows.cli.past_store import past_store
 from trnflow.flows.display import report
-from trnflow.flows.recipes.names import model_name, root_of
+from trnflow.flows.recipes.names import model_name
 from trnflow.flows.retraining.firings import Firing, read_firings
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.store import Store, made_store
+from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import is_ahead
 from trnflow.tasks.store.ledger import Ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import FIELDS
@@ -38,7 +39,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 def history(options: Namespace) -> int:
     """Print each decision about a recipe's models and each firing of its retrains, the newest first."""
     gc.disable()  # looking for garbage among 10,000 entries takes a quarter of the time
-    store = made_store(root_of(options.recipe, options.store))
+    store = past_store(options.store, options.recipe)
     name = model_name(options.recipe).recipe
     ledger = read_ledger(store, name)
     firings = list_firings(store, ledger)

@@ -97,8 +97,9 @@ def choose_columns(
     plain = source_label if not rule else None
     _check_names(kept, plain, bool(source_label))
     for setting, wanted in (("data.text", [kept[name] for name in text]), ("data.columns", list(kept.values()))):
-        _check_present(setting, wanted, names, files[0].name)
-    _check_present("data.label", [source_label] if source_label else [], names, files[0].name)
+        _check_present(setting, wanted, names, files[0].name, used={source_label})
+    label_names = [source_label] if source_label else []
+    _check_present("data.label", label_names, names, files[0].name, used={*asked.values()})
     sibling = f"{plain}_name" if plain and f"{plain}_name" in names else None
     by_number = rule is not None and isinstance(rule.value, float)
     classes = common_classes(files, source_label, None if by_number else labels) if source_label else None
@@ -206,15 +207,29 @@ def _check_names(kept: Mapping[str, str], label: str | None, labelled: bool) -> 
         taken[theirs] = ours
 
 
-def _check_present(setting: str, wanted: Iterable[str], there: list[str], where: str) -> None:
+def _check_present(
+    setting: str, wanted: Iterable[str], there: list[str], where: str, *, used: Collection[str | None]
+) -> None:
+    """Raise ConfigError for a column that is not there. used: columns that other settings name, which are no suggestions."""
     known = {*there}
     missing = [name for name in wanted if name not in known]
     if missing:
-        close = difflib.get_close_matches(missing[0], there, 1, 0.5) if len(missing) == 1 else []
+        free = [name for name in there if name not in used]
+        close = difflib.get_close_matches(missing[0], free, 1, 0.5) if len(missing) == 1 else []
         columns = ", ".join(there[:20]) + (" ..." if len(there) > 20 else "")
         raise ConfigError(
             f"{setting}: {where} has no column {' and no '.join(missing)}",
             f"did you mean {close[0]}? It has {columns}" if close else f"set {setting} to what it has: {columns}",
+        )
+
+
+def _check_file(rows: RowReader, columns: Columns) -> None:
+    """Raise ConfigError for a column that other files have and this one has not."""
+    missing = [name for name in columns.named if rows.schema.get_field_index(name) < 0]
+    if missing:
+        raise ConfigError(
+            f"{rows.name} has no column {' and no '.join(missing)}, which other files of the data have",
+            f"rename a column of it, or leave the file out; it has {', '.join(rows.schema.names[:20])}",
         )
 
 
@@ -238,7 +253,7 @@ def clean_batches(
         chosen: bool [the file's rows], to yield these alone; they were all read before, so that errors name no row.
     """
     where = f"split {split}, {rows.name}"
-    _check_present("data.columns", columns.named, rows.schema.names, rows.name)
+    _check_file(rows, columns)
     there = {name: None for name in columns.theirs if rows.schema.get_field_index(name) >= 0}
     sources = {name: theirs for ours, theirs in columns.kept for name in (ours, written_name(ours))}
     classes = declared_classes(rows.schema, columns.label) if columns.label and columns.classes else None

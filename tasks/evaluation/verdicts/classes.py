@@ -18,7 +18,9 @@ MISSED = 7
 probability below 0.01."""
 FEWEST = 3
 """Labels of train, at least, that are said to differ in each row."""
-BALANCED = "train.class_weights=balanced, more updates or more rows of them may help"
+MORE = "more updates or more rows of them may help"
+BALANCED = f"train.class_weights=balanced, {MORE}"
+"""Of tasks whose loss has weights: those with one class a row."""
 
 
 def labels_that_differ(facts: Facts) -> str | None:
@@ -69,7 +71,8 @@ def never_predicted(facts: Facts) -> str | None:
     untaught = [] if facts.taught is None else [str(facts.labels[at]) for at in missed if not facts.taught[at]]
     none = f"train has no rows of {a_few(untaught)}; " if untaught else ""
     where = f"{rows:,} {what} of {facts.split}"
-    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({where}); {none}{BALANCED}"
+    helps = BALANCED if facts.kind.one_class else MORE
+    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({where}); {none}{helps}"
 
 
 def _counts(facts: Facts) -> tuple[Ints, Ints] | None:

@@ -21,6 +21,8 @@ WORSE = 0.01
 BETTER = 0.05
 """A model is called no better where chance makes one that is no better look as good with a higher probability."""
 PERMUTATIONS = 2000
+RARE = "f1_macro"
+"""The metric of several labels in which a rare one counts as much as a frequent one."""
 
 
 class Compared(NamedTuple):
@@ -99,6 +101,22 @@ def _parts(score: Score, columns: Any) -> Any:
 def worse_than_a_baseline(beside: Sequence[Compared], advice: str) -> str | None:
     worse = [each for each in beside if each.worse <= WORSE]
     return f"the model is worse than {_figures(worse)}: {advice}" if worse else None
+
+
+def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None:
+    """Say that the simple baseline is better where each label counts alike, if it is not where each answer does."""
+    entries = facts.report.get("baselines", [])
+    entry = next((each for each in entries if each["name"] == BASELINE and RARE in each.get("metrics", {})), None)
+    if facts.kind.name != "multi_label" or entry is None or any(each.worse <= WORSE for each in beside):
+        return None
+    found = _compared(facts, RARE, entry)
+    if found.worse > WORSE:
+        return None
+    return (
+        f"on rare labels the model is worse than {NAMES[BASELINE]}: {RARE}, in which each label counts alike, is "
+        f"{figure(found.model)} and {figure(found.baseline)}; if they matter, more rows of them or more train.epochs may help, "
+        f"and promote.metric={RARE} compares models by it"
+    )
 
 
 def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: str) -> str | None:

@@ -9,6 +9,7 @@ from trnflow.tasks.evaluation.verdicts.comparison import (
     Compared,
     compared,
     no_better_than_a_baseline,
+    worse_on_rare_labels,
     worse_than_a_baseline,
 )
 from trnflow.tasks.evaluation.verdicts.confidence import confidence
@@ -38,6 +39,7 @@ def _causes(facts: Facts, beside: list[Compared]) -> Iterator[str | None]:
     yield unknown_script(facts)
     yield endless_texts(facts)
     yield worse
+    yield worse_on_rare_labels(facts, beside)
     yield still_falling(facts)
     yield never_predicted(facts)
     yield cut_rows(facts)

@@ -20,6 +20,21 @@ def test_missing_column_suggests_the_nearest(bench, tmp_path):
     assert "data.columns" in failure(bench, ConfigError, source=path, columns={"response": "answer"})
 
 
+def test_no_column_is_suggested_that_another_setting_names(bench, tmp_path):
+    """A source whose column was renamed over night: text is near to team, which is the label."""
+    path = str(write(tmp_path / "a.csv", {"body": ["x"], "team": ["a"]}))
+    told = failure(bench, ConfigError, source=path, text="text", label="team")
+    assert "data.text: a.csv has no column text. Fix: set data.text to what it has: body, team" in told
+
+
+def test_a_column_that_one_file_lacks_is_named_with_that_file(bench, tmp_path):
+    write(tmp_path / "train.csv", {"body": ["x"], "team": ["a"]})
+    write(tmp_path / "test.csv", {"text": ["x"], "team": ["a"]})
+    told = failure(bench, ConfigError, source=str(tmp_path), text="text", label="team")
+    assert "train.csv has no column text, which other files of the data have. Fix: rename a column of it" in told
+    assert told.endswith("it has body, team")
+
+
 def test_rows_without_text_or_label_are_dropped_and_counted_where_asked(bench, tmp_path):
     write(tmp_path / "train.jsonl", {"text": ["x", None, " \n", "y", "z"], "label": ["a", "a", "b", None, "b"]})
     write(tmp_path / "test.csv", {"text": ["v", "", "w"], "label": ["a", "b", ""]})

@@ -109,7 +109,7 @@ def test_a_file_of_a_split_without_a_named_column(bench, tmp_path):
     write(tmp_path / "set/train-1.parquet", {"text": ["x"], "n": [1]})
     write(tmp_path / "set/train-2.parquet", {"text": ["y"], "m": [1]})
     told = failure(bench, ConfigError, source=str(tmp_path / "set"), columns={"text": "text", "n": "n"})
-    assert "data.columns: train-2.parquet has no column n" in told
+    assert "train-2.parquet has no column n, which other files of the data have" in told
 
 
 @pytest.mark.parametrize("kind", ["csv", "tsv", "parquet", "feather"])

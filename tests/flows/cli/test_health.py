@@ -75,6 +75,23 @@ def test_a_recipe_with_a_store_of_its_own_is_looked_for_there(tmp_path: Path) ->
     assert shell.json("champions", "tiny.yaml", "--store", store.root)["champions"][0]["artifact"] != wanted
 
 
+def test_a_recipe_whose_newest_run_was_in_another_store_is_among_all_of_them(tmp_path: Path) -> None:
+    """A store that is gone is left out."""
+    shell, store = opened(tmp_path)
+    crown(store, made(store, tmp_path, "home", {"weights": b"1"}), by="promote")
+    other = Store(str(tmp_path / "other"), store.home)
+    other.prepare()
+    crown(other, made(other, tmp_path, "there", {"weights": b"2"}), recipe="nightly", by="retrain")
+    for run, recipe, root in ((RUN, "nightly", other.root), (LATER, "gone", str(tmp_path / "gone"))):
+        log_file(store.home, run).parent.mkdir(parents=True)
+        log_file(store.home, run).write_text(json.dumps({"event": "run_begun", "recipe": recipe, "store": root}) + "\n")
+    assert {row["recipe"]: row["store"] for row in health(shell, code=0)["recipes"]} == {
+        "tiny": store.root, "nightly": other.root
+    }  # fmt: skip
+    assert f"; store {other.root}\n" in shell("health").stdout
+    assert [row["recipe"] for row in health(shell, "--store", store.root, code=0)["recipes"]] == ["tiny"]
+
+
 def test_each_problem_is_named_and_stands_on_the_page(tmp_path: Path) -> None:
     shell, store = opened(tmp_path)
     model = made(store, tmp_path, "model", {"weights": b"1"})

@@ -159,12 +159,15 @@ def test_a_recipe_names_its_newest_run(own_past: Shell) -> None:
     newest = own_past.json("runs")["runs"][0]["run"]
     assert own_past.json("report", "mine.yaml")["run"] == newest
     assert own_past.json("diff", "last~2", "mine.yaml")["after"]["run"] == newest
+    for recipe in ("mine.yaml", "mine"):  # a file, or the name by which `history` and `champions` know it
+        assert own_past.json("logs", recipe)["run"] == own_past.json("report", recipe)["run"] == newest
+        assert own_past("status", recipe).stdout == f"no stage of {newest} runs now\n"
     (own_past.folder / "new.yaml").write_text("extends: demo\n")
     assert "this store has no run of new.yaml" in own_past.error("report", "new.yaml", code=2)
 
 
-def test_the_store_of_a_recipe_is_found_by_its_name_or_named_by_the_error(own_past: Shell) -> None:
-    """As `store.root` of a recipe does: the home has no store, and the store is elsewhere."""
+def test_the_store_of_a_recipe_is_found_by_its_name_or_by_the_runs_of_this_machine(own_past: Shell) -> None:
+    """As `store.root` of a recipe does: the home has no store, and the store is elsewhere. Later the home has one, too."""
     shell = own_past
     packed = artifacts(shell, shell.json("runs")["runs"][0]["run"])["pack_chunks"]
     shutil.move(shell.folder / ".trnflow/store", shell.folder / "bucket")
@@ -172,9 +175,17 @@ def test_the_store_of_a_recipe_is_found_by_its_name_or_named_by_the_error(own_pa
     recipe.write_text(f"{recipe.read_text()}store: {{root: bucket}}\n")
     shell.json("run", "mine.yaml", "--until", "load_data")
     assert shell.json("report", "mine.yaml")["run"]
-    for command in ("runs", "logs", "lineage"):
-        said = shell.error(command, *([packed] if command == "lineage" else []), code=2)
-        assert f"add --store {shell.folder / 'bucket'}, or set TRNFLOW_STORE" in said
+    newest = shell.json("runs")["runs"][0]
+    assert newest["recipe"] == "mine"
+    assert shell.json("lineage", packed)["artifact"] == packed
+    assert shell.json("history", "mine")["store"] == shell.json("champions")["store"] == str(shell.folder / "bucket")
+    assert shell("runs").stderr == f"store: {shell.folder / 'bucket'}\n"
+    (shell.folder / "other.yaml").write_text("extends: mine.yaml\nstore: {root: null}\n")
+    shell.json("run", "other.yaml", "--until", "load_data")
+    assert [run["recipe"] for run in shell.json("runs")["runs"]] == ["other"]
+    assert shell.json("report", newest["run"])["run"] == newest["run"]
+    assert shell.json("history", "mine")["store"] == str(shell.folder / "bucket")
+    assert "there is no run" in shell.error("report", newest["run"], code=2, TRNFLOW_STORE=".trnflow/store")
 
 
 def test_a_machine_without_a_browser_is_told(own_past: Shell) -> None:

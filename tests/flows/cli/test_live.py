@@ -133,6 +133,7 @@ def test_a_run_that_is_killed_is_listed_as_killed_and_its_log_ends(tmp_path: Pat
     (killed,) = until(lambda: [one for one in shell.json("runs")["runs"] if one["outcome"] == "killed"])
     assert (killed["run"], killed["recipe"], killed["hit"], killed["ran"]) == (RUN, "toy", 0, 0)
     assert killed["stage"] == "wait_for" and killed["step"] and killed["unit"] and killed["eta"] is None
+    assert shell.json("logs", "toy")["run"] == RUN, "the recipe's newest run, though it is not on record"
     assert killed["ended"].endswith("Z") and killed["seconds"] > 0
     listing = shell("runs")
     assert "killed" in listing.stdout.splitlines()[-1]
