@@ -162,6 +162,14 @@ def test_the_figures_of_the_readme_are_the_measured_ones() -> None:
     assert f"| {'; '.join(f'{each:.2f}' for each in times)} | HF Trainer, Liger: 1 |" in text
 
 
+def test_the_table_of_the_defaults_has_what_was_measured() -> None:
+    from tests.bench import bench_defaults
+
+    page = (PROJECT / "docs/training.md").read_text().splitlines()
+    lines = bench_defaults.table(bench_defaults.kept()).splitlines()
+    assert len(lines) > 5 and not [line for line in lines if line not in page]
+
+
 def test_the_families_of_the_readme_are_those_of_the_tests() -> None:
     from tests.parity.test_families import DECODERS, ENCODERS
 

@@ -185,7 +185,7 @@ def _keep(cells: Cells) -> None:
 
 def table(cells: Cells) -> str:
     """Return the results as Markdown. A cell: the mean of the metric, of classes with macro-F1; seconds; in brackets the paired
-    interval of `after` less it, and its seeds where they are fewer than are asked for."""
+    interval of `after` less it, and the number of its seeds, if it is more than one."""
     lines = [f"| set | {' | '.join(COLUMNS)} |", f"|---|{'---|' * len(COLUMNS)}"]
     for name, wanted in SETS.items():
         found = {column: _of(cells, name, column) for column in COLUMNS}
@@ -214,7 +214,7 @@ def _cell(wanted: Set, found: dict[int, Any], ours: dict[int, Any], column: str)
             wanted.kind, [ours[seed]["parts"] for seed in both], [found[seed]["parts"] for seed in both]
         )
         shown += f" ({low:+.3f} to {high:+.3f})"
-    return shown + (f"; seeds {', '.join(map(str, found))}" if len(found) < len(_seeds(wanted, column)) else "")
+    return shown + (f"; {len(found)} seeds" if len(found) > 1 else "")
 
 
 def _interval(kind: Kind, ours: list[Any], theirs: list[Any]) -> tuple[float, float]:
