@@ -83,6 +83,7 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
     card = ModelCard.load(tmp_path / "README.md")
     assert (card.data.base_model, card.data.library_name) == ("org/base", "transformers")
     assert card.data.pipeline_tag == "text-classification"
+    assert 'transformers.pipeline("text-classification", model=FOLDER, truncation=True)' in card.text
     assert "| eval\\_loss | 0.25 |" in card.text and "| data | sha256:d |" in card.text
     assert "| learning\\_rate | 5e-05 |" in card.text and "lora" not in card.text
     assert "<script" not in card.text and "a\\|b" in card.text

@@ -64,7 +64,7 @@ def test_choice_of_files():
     assert named == {"train": ["a.csv"], "validation": ["b.csv"], "test": ["test.csv"]}
     with pytest.raises(ConfigError, match=r"data\.splits\.test: folder has no split or file other"):
         chosen(["train.csv"], splits={"train": "train", "test": "other"})
-    with pytest.raises(ConfigError, match="has no train split"):
+    with pytest.raises(ConfigError, match=r"has no train split .*Fix: give it a file whose name says train"):
         chosen(["test.csv", "val.csv"])
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trnflow.flows.champions.budget import changed_settings, compared_by, next_look, promise, settings_of
+from trnflow.flows.champions.promote import describe
 from trnflow.flows.recipes.recipe import load
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.promotion.compare import Comparison, smallest_gain
@@ -150,3 +151,18 @@ def test_what_frozen_rows_promise_is_the_smallest_gain_of_a_first_and_of_a_last_
     assert found.is_few == few == ("then `trnflow freeze" in found.text)
     assert [f" {100 * gain:.1f} points " in found.text for gain in gains if gain] == [True] * sum(map(bool, gains))
     assert ("better at the last" in found.text) == all(gains)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "can_win", "said"),
+    [
+        (0.01, 0.2, True, "better than the champion on 600 frozen rows"),
+        (-0.1, 0.1, True, "not surely better than the champion"),
+        (-0.24, -0.1, True, "surely worse than the champion"),  # a night's data may be at fault
+        (-0.24, -0.1, False, "not surely better (20 rows"),
+    ],
+)
+def test_a_decision_says_how_sure_it_is(low: float, high: float, can_win: bool, said: str) -> None:
+    middle = (low + high) / 2
+    found = Comparison("accuracy", 0.7, 0.7 + middle, middle, low, high, 600, low > 0, 20, 1e-9, can_win=can_win)
+    assert describe(found, False).startswith(said)
