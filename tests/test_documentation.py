@@ -137,6 +137,12 @@ def test_what_each_stage_reads_is_what_the_page_of_the_store_says() -> None:
         assert set(reads.split(", ")) == inputs
 
 
+def test_the_picture_of_the_stages_is_of_these_stages() -> None:
+    from tests.pictures import stages
+
+    assert (PROJECT / "docs/stages.svg").read_text() == stages()
+
+
 def test_the_figures_of_the_readme_are_the_measured_ones() -> None:
     text = (PROJECT / "README.md").read_text()
     measured = {row[0].split()[0]: row[1:] for row in table("docs/training.md", "| set | tfidf |")}
