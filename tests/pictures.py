@@ -56,9 +56,9 @@ def stages() -> str:
     nodes = finetune(recipe).nodes
     at = {node.name: 70 + 52 * number for number, node in enumerate(nodes)}
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {at[nodes[-1].name] + 40}" font-family="sans-serif" font-size="14">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 740 {at[nodes[-1].name] + 40}" font-family="sans-serif">',
         '<rect width="100%" height="100%" fill="#fff"/>',
-        '<text x="16" y="26">A stage runs again when its code, its settings, what it reads, or a library that it uses has changed.</text>',
+        '<text x="16" y="26">A stage runs again when its code, settings, a library or what it reads has changed.</text>',
     ]
     for node in nodes:
         y = at[node.name]
@@ -67,7 +67,8 @@ def stages() -> str:
         told = " and ".join([f"settings {section}.*", *files])
         parts += [
             f'<rect x="150" y="{y - 16}" width="170" height="32" rx="6" fill="#e8f0fe" stroke="#3367d6"/>',
-            f'<text x="235" y="{y + 5}" text-anchor="middle">{node.name}</text><text x="375" y="{y + 5}" fill="#444">{told}</text>',
+            f'<text x="235" y="{y + 5}" text-anchor="middle">{node.name}</text>',
+            f'<text x="375" y="{y + 5}" fill="#444">{told}</text>',
         ]
         for item in node.inputs.values():
             if not isinstance(item, Lookup):
