@@ -560,7 +560,7 @@ FAULTS = [
           "matthews_corrcoef(found.predicted, found", "evaluation/test_scores.py"),
     Fault("sweep: a grid loses its last value to rounding", "flows/sweeps/space.py",
           " / step + 1e-9) + 1", " / step) + 1", "flows/sweeps/test_space.py"),
-    Fault("verdicts: half of the texts are most", "tasks/evaluation/verdicts/endings.py",
+    Fault("verdicts: half of the texts are most", "tasks/evaluation/verdicts/rows.py",
           "if 2 * len(endless) <= len(lines):", "if 2 * len(endless) < len(lines):", "evaluation/test_verdict_sentences.py"),
     Fault("store: last~N beyond the first run is a traceback", "tasks/store/model_names.py",
           "if back >= len(ids):", "if back > len(ids):", "store/test_model_names.py"),
