@@ -34,7 +34,7 @@ def tokenizing(name: str, characters: int = 0) -> Iterator[None]:
 
 @contextmanager
 def embedding(name: str) -> Iterator[None]:
-    """Call a model in this block. name: of its folder. Raises ModelError for an id that its embeddings have no row for."""
+    """Turn an IndexError of the model in the folder `name` into a ModelError."""
     try:
         yield
     except IndexError as error:
