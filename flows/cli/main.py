@@ -28,7 +28,7 @@ from trnflow.tasks.errors import ConfigError, Interrupted, Terminated, TrnflowEr
 from trnflow.tasks.launch.memory_watch import watch_memory
 from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
-from trnflow.tasks.system.redaction import scrub_logs, scrubbed
+from trnflow.tasks.system.redaction import scrub, scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -169,6 +169,7 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are JSON lines where all other errors are."""
 
     def error(self, message: str) -> NoReturn:
+        message = scrub(message)  # an argument may be a URL with a password
         if isinstance(sys.stderr, LogLines):
             say_error(ConfigError(message, f"`{self.prog} --help` shows what can be given"))
             self.exit(ConfigError.exit_code)

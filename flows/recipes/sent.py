@@ -117,7 +117,10 @@ def _may_read(text: str, folder: Path, hosts: frozenset[tuple[str, str]]) -> boo
     parts = Path(path).parts
     if Path(path).is_absolute() or path.startswith("~") or any(part.startswith(".") for part in parts):
         return False  # hidden files hold keys, and the home's
-    return not GLOB.search(path) and _is_data(folder / path, folder)
+    try:
+        return not GLOB.search(path) and _is_data(folder / path, folder)
+    except (OSError, ValueError, RuntimeError):  # too long, a NUL byte, a circle of links
+        return False
 
 
 def _is_data(place: Path, folder: Path) -> bool:

@@ -50,11 +50,8 @@ def foreign_url(home: Path) -> str | None:
 
 
 def no_logging_of_this_folder() -> None:
-    """Let Prefect read its logging's settings from the user's own folder unless the environment names a file.
-
-    Prefect takes the file's name also from `.env`, `prefect.toml` and `pyproject.toml` of the working directory, which may
-    have come with data from elsewhere.
-    """
+    """Let Prefect take its logging's settings from the environment or the user's own folder alone."""
+    # Prefect also reads .env, prefect.toml and pyproject.toml of the working directory, which may have come with data
     if not any(os.environ.get(name) for name in LOGGING):
         file = str(Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser() / "logging.yml")
         os.environ.update(dict.fromkeys(LOGGING, file))

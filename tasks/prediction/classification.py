@@ -29,7 +29,7 @@ from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK
 from trnflow.tasks.prediction.prompts import Parts, Shape
-from trnflow.tasks.prediction.tokenizing import tokenizing
+from trnflow.tasks.prediction.tokenizing import embedding, tokenizing
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -127,7 +127,13 @@ class Classifier:
 
     def _values(self, rows: list[tuple[Ints, ...]]) -> list[Any]:
         """Return [row][label], or [row][position][label], of at most a batch."""
-        length = self._program.length(max(len(ids) for ids, _ in rows))
+        longest = max(len(ids) for ids, _ in rows)
+        if longest > self.max_length:  # a tokenizer's post-processor may add any number
+            raise ModelError(
+                f"the tokenizer of {self._name} gives {longest:,} tokens where at most {self.max_length:,} were asked for",
+                "take another model, or get this one anew from where it was published",
+            )
+        length = self._program.length(longest)
         count = self._program.batch if self._program.fixed else len(rows)
         input_ids = torch.full((count, length), self._pad, dtype=torch.int64)
         attention_mask, types = torch.zeros_like(input_ids), torch.zeros_like(input_ids)
@@ -137,7 +143,7 @@ class Classifier:
                 column[at, : len(values)] = torch.from_numpy(values).long()
                 attention_mask[at, : len(values)] = 1
         given = (input_ids, attention_mask, types)[: self._program.inputs]
-        with torch.inference_mode():
+        with torch.inference_mode(), embedding(self._name):
             logits = self._program.call(*given)[: len(rows)].float()
         predicted = self._kind.values_of(logits)
         if not predicted.isfinite().all():

@@ -30,3 +30,16 @@ def tokenizing(name: str, characters: int = 0) -> Iterator[None]:
             f"the tokenizer of {name} can't read the text: {error}",
             "take another model, or get this one anew from where it was published",
         ) from None
+
+
+@contextmanager
+def embedding(name: str) -> Iterator[None]:
+    """Turn an IndexError of the model in the folder `name` into a ModelError."""
+    try:
+        yield
+    except IndexError as error:
+        # of an id above the vocabulary that a tokenizer's post-processor adds, say
+        raise ModelError(
+            f"the tokenizer of {name} gives ids that the model has no embedding of: {error}",
+            "take another model, or get this one anew from where it was published",
+        ) from error

@@ -118,6 +118,37 @@ def test_classes_and_probabilities_are_the_pipeline_s(classes: Path) -> None:
     assert len({row["label"] for row in ours}) > 1 and not any("cut" in row for row in ours)
 
 
+OUTSIDE = "gives ids that the model has no embedding of: index out of range"
+
+
+@pytest.mark.parametrize(("ids", "says"), [([9999], OUTSIDE), ([1] * 50, "gives .* where at most 24 were")])
+def test_a_tokenizer_that_adds_what_the_model_can_not_read_is_named(
+    ids: list[int], says: str, classes: Path, tmp_path: Path
+) -> None:
+    """The post-processor of a tokenizer from elsewhere adds any ids, which the vocabulary need not have."""
+    model = shutil.copytree(classes, tmp_path / "model")
+    document = json.loads((model / "tokenizer.json").read_text())
+    single = [{"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "X", "type_id": 0}}]
+    document["post_processor"] = {
+        "type": "TemplateProcessing", "single": single, "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"X": {"id": "X", "ids": ids, "tokens": ["X"] * len(ids)}},
+    }  # fmt: skip
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=f"the tokenizer of model {says}"):
+        predict(model, [{"title": "cat", "body": "cat"}])
+
+
+def test_a_vocabulary_with_ids_that_a_language_model_does_not_have_is_named(asks: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(asks, tmp_path / "model")
+    document = json.loads((model / "tokenizer.json").read_text())
+    special = {token["content"] for token in document["added_tokens"]}
+    vocabulary = document["model"]["vocab"]
+    document["model"]["vocab"] = {name: id if name in special else id + 9000 for name, id in vocabulary.items()}
+    (model / "tokenizer.json").write_text(json.dumps(document))
+    with pytest.raises(ModelError, match=f"the tokenizer of model {OUTSIDE}"):
+        predict(model, [{"instruction": "cat", "context": ""}])
+
+
 def test_a_text_that_is_too_long_is_cut_as_in_training_and_this_is_said(classes: Path) -> None:
     long = {"title": " ".join(WORDS * 3), "body": "cat"}
     (mine,) = predict(classes, [long])

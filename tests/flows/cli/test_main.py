@@ -181,6 +181,8 @@ def test_usage_errors_of_the_parser_exit_with_2(trnflow: Shell) -> None:
     assert Shell(trnflow.folder)("run").returncode == 2
     assert trnflow("rnu", "demo").returncode == 2
     assert trnflow("--help").returncode == 0
+    said = trnflow("plan", "demo", "http://me:open-sesame@example.org/x").stderr
+    assert "unrecognized arguments: http://***@example.org/x" in said
 
 
 def test_the_doctor_says_what_there_is(trnflow: Shell) -> None:

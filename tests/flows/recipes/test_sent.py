@@ -211,7 +211,7 @@ def test_a_value_that_the_recipe_has_or_that_takes_away_passes(deployed: Path) -
         ("zip://a.csv::s3://ours/rows", False), ("https://[::1", False),
         ("file:///etc", False), ("file://rows", True),
         ("local:///etc", False), ("/etc", False), ("~/rows", False), ("../other/rows", False), ("rows/../../other", False),
-        ("linked/rows", False),
+        ("linked/rows", False), ('"rows/\\0"', False), ("circle/rows", False),
     ],
 )  # fmt: skip
 def test_sent_rows_and_models_are_hub_names_the_project_s_files_or_of_the_recipe_s_bucket(
@@ -219,6 +219,7 @@ def test_sent_rows_and_models_are_hub_names_the_project_s_files_or_of_the_recipe
 ) -> None:
     (deployed / "own.yaml").write_text("extends: tiny.yaml\ndata: {source: 's3://ours/rows/2026'}\n")
     (deployed / "linked").symlink_to(deployed.parent / "other")
+    (deployed / "circle").symlink_to("circle")
     for folder in ("rows", "holds-links"):
         (deployed / folder).mkdir(exist_ok=True)
     (deployed / "holds-links/rows.csv").symlink_to("/etc/passwd")

@@ -138,7 +138,9 @@ def test_a_folder_from_elsewhere_sets_no_logging_which_could_run_code(tmp_path: 
     kept = {given: value for given, value in os.environ.items() if not given.startswith("PREFECT")}
     # that the canary sings: without the command line
     for script, ran in (("import prefect.main", True), (COMMAND, False)):
-        done = subprocess.run([sys.executable, "-P", "-c", script], cwd=tmp_path, env=kept, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", script], cwd=tmp_path, env=kept, capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "ran").exists() == ran
         (tmp_path / "ran").rmdir() if ran else None
