@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from trnflow.flows.cli import past_store
-from trnflow.tasks.errors import ConfigError
+from trnflow.flows.cli.past_store import past_store
+from trnflow.tasks.events.retention import FILE, run_folder
+from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import store_option
 
 
-def test_the_newest_run_s_store_is_named_where_there_is_no_default_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_where_there_is_no_default_store_the_newest_run_s_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path))
     monkeypatch.delenv("TRNFLOW_STORE", raising=False)
-    monkeypatch.setattr(past_store, "written_runs", lambda home: ["20260101T1", "20260301T1", "20260201T1"])
-    monkeypatch.setattr(past_store, "read_log", lambda file: SimpleNamespace(store=f"/my stores/{file.parent.name}"))
-    with pytest.raises(ConfigError, match="the newest run here is in /my stores/20260301T1") as error:
-        past_store.past_store(None)
-    assert error.value.fix.startswith("add --store '/my stores/20260301T1'")
+    for run in ("20260101T1", "20260301T1", "20260201T1"):
+        log = run_folder(tmp_path, run) / FILE
+        log.parent.mkdir(parents=True)
+        log.write_text(json.dumps({"recipe": "tickets", "store": str(tmp_path / run)}) + "\n")
+    Store(str(tmp_path / "20260301T1"), tmp_path).prepare()
+    assert past_store(None).root == str(tmp_path / "20260301T1")
+    assert capsys.readouterr().err == f"store: {tmp_path / '20260301T1'}\n"
 
 
 def test_a_store_s_option_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
