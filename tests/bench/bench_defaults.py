@@ -207,7 +207,7 @@ def _cell(wanted: Set, found: dict[int, Any], ours: dict[int, Any], column: str)
     shown = f"{mean:.3f}"
     if wanted.kind == "classes":
         shown += f" / {sum(result['macro_f1'] for result in found.values()) / len(found):.3f}"
-    shown += f", {sum(result['seconds'] for result in found.values()) / len(found):.0f} s"
+    shown += f", {sum(result['seconds'] for result in found.values()) / len(found):,.0f} s"
     both = sorted(found.keys() & ours.keys())
     if both and column != "after":
         low, high = _interval(
