@@ -96,8 +96,8 @@ def test_what_is_unchanged_is_an_entry_only_where_the_data_was_not_settled(store
     assert ended is not None and (ended.outcome, ended.settled, ended.failures) == ("unchanged", "a", 0)
 
 
-def test_a_damaged_file_is_one_clear_error_that_names_it(store: Store) -> None:
-    name = "ledger/tiny/1"
+@pytest.mark.parametrize("name", ["retrained/tiny", "judged/tiny", "ledger/tiny/1"])
+def test_a_damaged_file_is_one_clear_error_that_names_it(store: Store, name: str) -> None:
     store.backend.replace(f"roots/{name}.json", b"{}")
     for act in (lambda: newest_ended(store, "tiny"), lambda: write_ended(store, FAILED, "a")):
         with pytest.raises(StoreError, match=rf"roots/{name}\.json can't be read") as refused:
