@@ -271,7 +271,7 @@ class _Judging:
             entry["judged"] = judged_models(store, ledger, training.run, digest, champion, keep)
         else:
             entry["run"] = (run_of_model(store, digest) or {}).get("run")
-        if verdict.promoted:
+        if verdict.promoted and not (titles and titles[0]["artifact"] == digest):
             scored = [RecordName(stage="score_rows", key=scores.key)] if scores else []
             entry |= NewEntry(
                 champion=digest, replaces=titles[0]["artifact"] if titles else None, shaping=challenger.shaping,
@@ -350,6 +350,11 @@ def _without_comparison(ledger: Ledger, digest: str, training: Round | None) -> 
     if champion is None:
         return None
     if champion["champion"] == digest:
+        judged = ledger.judged
+        # a store of format 1: a retrain was killed after it had promoted the model and before it could say so
+        is_news = champion["by"] == "retrain" and (judged is None or judged["n"] < champion["n"])
+        if training is not None and is_news:
+            return _Verdict(True, champion["why"])
         return _Verdict(False, "this model is the champion already")
     if training is None:
         return None

@@ -19,7 +19,8 @@ from trnflow.tasks.system.json_objects import check_levels, misfit, parse_object
 SCHEMA = 1
 """The schema number of records."""
 FORMAT = {"format": 2, "hash": "sha256"}
-"""What FORMAT.json says. Development versions before 0.1.0 made stores of format 1, without ledgers."""
+"""What FORMAT.json of a new store says. In a store of format 1 other files say what ledgers say."""
+FORMATS = (FORMAT, {"format": 1, "hash": "sha256"})
 SHARD = ".shard"
 """Ends a stage's name in the names of its shards' records: `records/tokenize_text.shard/`."""
 _STAMP = re.compile(r"\d{8}T\d{6}Z")

@@ -21,6 +21,7 @@ from trnflow.tasks.store.blob_store import BlobStore
 from trnflow.tasks.store.garbage.trash import secure
 from trnflow.tasks.store.layout import (
     FORMAT,
+    FORMATS,
     SHARD,
     checked_record,
     document_name,
@@ -84,7 +85,7 @@ class Store(BlobStore):
         except ValueError as error:
             fix = "if the store is yours, `trnflow verify --repair` writes it anew; else choose another store.root"
             raise DamagedFormat(f"FORMAT.json of the store {self.root} is damaged: {error}", fix) from error
-        if format_file != FORMAT:
+        if format_file not in FORMATS:
             raise ConfigError(
                 f"the store {self.root} has format {canonical(format_file)}, this trnflow reads and writes {canonical(FORMAT)}",
                 "upgrade trnflow, if a newer one made the store; or choose another store.root",

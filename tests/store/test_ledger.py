@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.stores import new_store
 from tests.store.conftest import on_s3_too
-from tests.store.test_collect import collected, made, record_of, wait_a_tick
+from tests.store.test_collect import collected, made, record_of, run_of, wait_a_tick
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, StoreError
 from trnflow.tasks.store import Store
@@ -184,6 +189,86 @@ def test_only_the_newest_entry_is_removed(store: Store) -> None:
     assert read_ledger(store, "tiny").numbers == [1]
 
 
+# A store of format 1
+
+
+def of_format_1(store: Store, tmp_path: Path) -> list[Artifact]:
+    """Write what a store of format 1 kept: two models that were champions, a judged one, and a failed retrain."""
+    store.backend.replace("FORMAT.json", b'{"format":1,"hash":"sha256"}')
+    models = [made(store, tmp_path, f"model {n}", {"x": b"%d" % n}) for n in range(4)]
+    rows = made(store, tmp_path, "rows", {"x": b"rows"})
+    for n, model in enumerate(models):
+        run_of(store, f"r{n}", "tiny", record_of(f"model {n}", model.digest))
+
+    def put(name: str, document: dict[str, Any]) -> None:
+        store.backend.replace(f"roots/{name}.json", json.dumps(document).encode())
+
+    put("frozen/tiny/1", {"artifact": rows.digest, "records": [], "created": "2026-01-01T00:00:00Z"})
+    for n, day, by in ((1, 2, "retrain"), (2, 4, "promote")):
+        put(
+            f"champions/tiny/{n}",
+            {
+                "artifact": models[n].digest, "number": n, "action": "promoted", "by": by, "why": f"champion {n}",
+                "frozen": rows.digest, "scores": None, "evaluation": None, "records": [], "shaping": {"format": {}},
+                "task": "classification", "replaces": models[1].digest if n > 1 else None, "comparison": None,
+                "created": f"2026-01-0{day}T00:00:00Z",
+            },
+        )  # fmt: skip
+    judged = {"challenger": models[3].digest, "promoted": False, "why": "not surely better", "run": "r3"}
+    put("judged/tiny", {
+        "run": "r3", "created": "2026-01-05T00:00:00Z", "document": judged,
+        "earlier": [{"run": "r2", "model": models[2].digest}],
+    })  # fmt: skip
+    put("retrained/tiny", {
+        "outcome": "failed", "created": "2026-01-06T00:00:00Z", "data": "d2", "settled": "d1", "failures": 2,
+        "document": {"why": "broken", "run": None, "checks": [], "error": {"type": "DataError"}},
+    })  # fmt: skip
+    return models
+
+
+EXPECTED = [("failed", None), ("kept", None), ("promoted", 2), ("promoted", 1), ("frozen", 1)]
+
+
+def test_a_store_of_format_1_is_read_as_it_is(store: Store, tmp_path: Path) -> None:
+    models = of_format_1(store, tmp_path)
+    before = sorted(store.backend.names(""))
+    ledger = read_ledger(store, "tiny")
+    assert [(entry["outcome"], entry["number"]) for entry in ledger.entries()] == EXPECTED
+    assert ledger.champion is not None and ledger.champion["champion"] == models[2].digest
+    assert ledger.stands["series"] == f"2026-01-02T00:00:00Z {models[1].digest[7:19]}"
+    assert ledger.judged is not None and ledger.judged["run"] == "r3"
+    assert ledger.stands["ended"] == {"outcome": "failed", "created": "2026-01-06T00:00:00Z", "data": "d2"}
+    assert (ledger.stands["settled"], ledger.stands["failures"]) == ("d1", 2)
+    assert recipes_of(store) == ["tiny"]
+    wait_a_tick(store)
+    collected(store)
+    assert there(store, *models) == [False, True, True, True]  # no root leads to the first
+    assert verify(store.backend).ok and store.is_made()
+    assert set(store.backend.names("roots")) <= {*before}
+    store.backend.replace("roots/champions/tiny/3.json", b"{")
+    for act in (collected, lambda store: read_ledger(store, "tiny")):
+        with pytest.raises(StoreError, match=r"champions/tiny/3\.json can't be read"):
+            act(store)
+
+
+def test_the_first_entry_brings_the_old_ones_with_it_and_shuts_older_programs_out(store: Store, tmp_path: Path) -> None:
+    models = of_format_1(store, tmp_path)
+    old = read_ledger(store, "tiny").entries()
+    add(store, outcome="failed", by="retrain", data="d2")
+    ledger = read_ledger(store, "tiny")
+    assert ledger.entries()[1:] == old and all(entry["imported"] for entry in old)
+    assert ledger.stands["failures"] == 3 and ledger.stands["settled"] == "d1"
+    assert json.loads(store.backend.read("FORMAT.json"))["format"] == 2
+    for name in store.backend.names("roots"):
+        if not name.startswith(LEDGER):
+            store.backend.remove(name)
+    assert read_ledger(store, "tiny").entries() == ledger.entries(), "the files of format 1 are not needed any more"
+    wait_a_tick(store)
+    collected(store)
+    assert there(store, *models[1:]) == [True] * 3
+    assert crown(store, models[3])["number"] == 3
+
+
 def test_the_first_entry_makes_the_store_where_there_is_none(root: str, tmp_path: Path) -> None:
     store = Store(root, tmp_path / "home")
     assert add(store, outcome="failed", by="retrain", data=None)["n"] == 1
@@ -191,8 +276,40 @@ def test_the_first_entry_makes_the_store_where_there_is_none(root: str, tmp_path
     assert json.loads(store.backend.read("FORMAT.json"))["format"] == 2
 
 
-@pytest.mark.parametrize("number", [1, 3])
-def test_a_store_of_another_format_is_refused(store: Store, number: int) -> None:
-    store.backend.replace("FORMAT.json", b'{"format":%d,"hash":"sha256"}' % number)
+def test_a_store_of_a_later_format_is_refused(store: Store) -> None:
+    store.backend.replace("FORMAT.json", b'{"format":3,"hash":"sha256"}')
     with pytest.raises(ConfigError, match="upgrade trnflow"):
         store.is_made()
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from trnflow.tasks.store import Store
+from trnflow.tasks.store.ledger import ledger
+root, home, at = sys.argv[1:]
+create, left = ledger._create, [int(at)]
+def killing(backend, entry):
+    if not left[0]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    left[0] -= 1
+    return create(backend, entry)
+ledger._create = killing
+store = Store(root, Path(home))
+ledger.append_ledger(store, "tiny", {"outcome": "kept", "by": "promote", "why": "killed"}, 5)
+"""
+
+
+@pytest.mark.parametrize("at", [0, 1, 4, 5])
+def test_a_writer_that_is_killed_while_it_brings_the_old_entries_loses_nothing(tmp_path: Path, at: int) -> None:
+    store = new_store(tmp_path)
+    of_format_1(store, tmp_path)
+    before = read_ledger(store, "tiny").entries()
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, store.root, str(store.home), str(at)], env={**os.environ}, capture_output=True
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert len(store.backend.names(LEDGER)) == at
+    assert read_ledger(store, "tiny").entries() == before
+    assert add(store, outcome="kept", why="again")["n"] == 6
+    assert read_ledger(store, "tiny").entries()[1:] == before

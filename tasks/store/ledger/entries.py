@@ -100,6 +100,7 @@ class EntryFields(TypedDict, total=False):
         forced: Of a champion that a person made without evidence.
         created: The time; default: now.
         number: That of the champion or the frozen rows which this entry made, else None.
+        imported: Whether the entry is made of a store of format 1.
     """
 
     outcome: Outcome
@@ -123,12 +124,19 @@ class EntryFields(TypedDict, total=False):
     forced: Forced | None
     created: str
     number: int | None
+    imported: bool
 
 
 class NewEntry(EntryFields, total=False):
-    """What a writer knows of an entry. judged: the models whose runs' results are kept from now on, the newest first."""
+    """What a writer knows of an entry.
+
+    judged: the models whose runs' results are kept from now on, the newest first; settled, failures: of entries that
+    are made of a store of format 1.
+    """
 
     judged: list[JudgedModel]
+    settled: str | None
+    failures: int
 
 
 class Entry(EntryFields):
@@ -156,7 +164,7 @@ def complete_entry(recipe: str, n: int, before: Stands, entry: NewEntry) -> Entr
     """
     nothing: Meta = dict.fromkeys(Entry.__annotations__)
     whole = {
-        **nothing, "schema": SCHEMA, "recipe": recipe, "n": n, "records": [], "checks": [],
+        **nothing, "schema": SCHEMA, "recipe": recipe, "n": n, "records": [], "checks": [], "imported": False,
         "created": entry.get("created") or now(), **entry,
     }  # fmt: skip
     stands = _stands(before, n, whole)
@@ -172,22 +180,25 @@ def _stands(before: Stands, n: int, entry: Meta) -> Stands:
     stands = Stands(**before)
     held, champion = before["champions"], entry["champion"]
     if entry["outcome"] != "frozen" and champion and (not held or champion != held[0]["artifact"]):
-        number = (held[0]["number"] if held else 0) + 1
+        number = entry["number"] or (held[0]["number"] if held else 0) + 1
         title = Held(number=number, entry=n, artifact=champion)
         stands["champions"] = [title, *(one for one in held if one["artifact"] != champion)][:KEPT_CHAMPIONS]
         stands["series"] = before["series"] or f"{entry['created']} {champion[7:19]}"
     if entry["outcome"] == "frozen":
-        number = (before["frozen"]["number"] if before["frozen"] else 0) + 1
+        number = entry["number"] or (before["frozen"]["number"] if before["frozen"] else 0) + 1
         stands["frozen"] = Held(number=number, entry=n, artifact=entry["frozen"])
     if entry.get("judged") is not None:
         stands["judged"], stands["judged_by"] = entry["judged"], n
-    if entry["by"] == "retrain":
+    is_title_of_format_1 = entry["imported"] and entry["number"]  # another file says how that retrain ended
+    if entry["by"] == "retrain" and not is_title_of_format_1:
         ended = before["ended"]
         stands["ended"] = Ended(outcome=entry["outcome"], created=entry["created"], data=entry["data"])
         if entry["outcome"] in SETTLED:
             stands["settled"], stands["failures"] = entry["data"], 0
         else:  # only failures on the same data count together
             stands["failures"] = 1 + (before["failures"] if ended and ended["data"] == entry["data"] else 0)
+    if "failures" in entry:
+        stands["settled"], stands["failures"] = entry["settled"], entry["failures"]
     return stands
 
 

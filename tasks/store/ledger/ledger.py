@@ -9,12 +9,14 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from urllib.parse import unquote
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import canonical
 from trnflow.tasks.keys.hash_cache import in_threads
+from trnflow.tasks.store.backend import Backend
 from trnflow.tasks.store.blob_store import BlobStore
 from trnflow.tasks.store.layout import FORMAT
 from trnflow.tasks.store.ledger.entries import (
@@ -30,6 +32,7 @@ from trnflow.tasks.store.ledger.entries import (
     quoted_name,
     unreadable,
 )
+from trnflow.tasks.store.ledger.format_1 import FOLDERS, import_entries, old_files
 from trnflow.tasks.system.json_objects import read_object
 
 READERS = 16
@@ -39,13 +42,19 @@ READERS = 16
 class Ledger:
     """What happened to the models of one recipe. Entries are read when they are asked for, each once.
 
-    numbers: of the entries in the store; read: returns the document of a file, by its name.
+    numbers: of the entries in the store; read: returns the document of a file, by its name; old: entries that are made of a
+    store of format 1 and not in the ledger yet.
     """
 
-    def __init__(self, recipe: str, numbers: Iterable[int], read: Callable[[str], Meta]) -> None:
+    def __init__(
+        self, recipe: str, numbers: Iterable[int], read: Callable[[str], Meta], old: Iterable[Entry] = ()
+    ) -> None:
         self.recipe = recipe
-        self._read, self._all = read, {*numbers}
-        self._known: dict[int, Entry] = {}
+        self._read = read
+        self._known: dict[int, Entry] = {entry["n"]: entry for entry in old}
+        stored = {*numbers}
+        self.to_import = [entry for entry in self._known.values() if entry["n"] not in stored]
+        self._all = {*stored, *self._known}
         self.numbers = sorted(self._all, reverse=True)
 
     @property
@@ -93,7 +102,8 @@ class Ledger:
 
 
 def read_ledger(store: BlobStore, recipe: str) -> Ledger:
-    """Return a recipe's ledger. Costs a listing, and a read for the newest entry. Raises StoreError if one can't be read."""
+    """Return a recipe's ledger. Costs a listing, and a read for the newest entry; four more requests as long as there is
+    no entry. Raises StoreError if an entry can't be read."""
     backend = store.backend
 
     def read(place: str) -> Meta:
@@ -102,23 +112,27 @@ def read_ledger(store: BlobStore, recipe: str) -> Ledger:
         except ValueError as error:
             raise unreadable(place, str(error)) from error
 
-    return Ledger(recipe, filter(None, map(number_of, backend.names(f"{LEDGER}/{quoted_name(recipe)}"))), read)
+    return _ledger(recipe, backend.names(f"{LEDGER}/{quoted_name(recipe)}"), partial(old_files, backend, recipe), read)
 
 
 def append_ledger(store: BlobStore, recipe: str, entry: NewEntry, after: int) -> Entry | None:
     """Add an entry with the number `after` + 1, and return it as it is in the store; None if another writer was first.
 
+    The first entry makes the store one of format 2, and is preceded by those that are made of what format 1 kept.
+
     after: the number of the newest entry when the writer decided; 0 if there was none. Raises StoreError if an entry
     can't be read or written.
     """
     ledger = read_ledger(store, recipe)
+    if ledger.newest is None or ledger.newest["imported"]:
+        _refuse_older_programs(store.backend)
+        ledger = read_ledger(store, recipe)  # what an older program wrote until now
     if ledger.number != after:
         return None
-    if after == 0:  # a retrain may fail before there is a store
-        store.backend.create("FORMAT.json", canonical(FORMAT).encode())
+    for imported in sorted(ledger.to_import, key=lambda each: each["n"]):
+        _create(store.backend, imported)
     written = complete_entry(recipe, after + 1, ledger.stands, entry)
-    data = json.dumps(written, indent=1, sort_keys=True).encode()
-    return written if store.backend.create(place_of(recipe, after + 1), data) else None
+    return written if _create(store.backend, written) else None
 
 
 def remove_newest(store: BlobStore, recipe: str, n: int) -> None:
@@ -129,14 +143,17 @@ def remove_newest(store: BlobStore, recipe: str, n: int) -> None:
 
 def recipes_of(store: BlobStore) -> list[str]:
     """Return the names of the recipes with a ledger, sorted."""
-    return sorted({unquote(_quoted_in(place)) for place in store.backend.names(LEDGER) if number_of(place)})
+    folders = (LEDGER, *FOLDERS)
+    listed = in_threads(store.backend.names, folders, 1 if store.is_local else len(folders))
+    return sorted({unquote(_quoted_in(place)) for names in listed for place in names})
 
 
 def by_recipe(places: Iterable[str]) -> list[list[str]]:
     """Return the names of files below `roots/` in groups: those about one recipe, and each other file by itself."""
     groups: dict[str, list[str]] = defaultdict(list)
     for place in places:
-        groups[_quoted_in(place) if place.startswith(f"{LEDGER}/") else place].append(place)
+        is_about_one = place.startswith(tuple(f"{folder}/" for folder in (LEDGER, *FOLDERS)))
+        groups[_quoted_in(place) if is_about_one else place].append(place)
     return [*groups.values()]
 
 
@@ -152,16 +169,20 @@ def protected(places: Iterable[str], read: Callable[[str], Meta]) -> Iterator[tu
         places: The names of the files below `roots/`.
         read: Returns the document of a file.
     """
-    numbers: dict[str, list[int]] = defaultdict(list)
+    own: dict[str, list[str]] = defaultdict(list)
+    old: dict[str, list[str]] = defaultdict(list)
     for place in places:
-        if place.startswith(f"{LEDGER}/") and (number := number_of(place)):
-            numbers[_quoted_in(place)].append(number)
+        folder = place.rpartition("/")[0] if not number_of(place) else place.rsplit("/", 2)[0]
+        if folder == LEDGER and number_of(place):
+            own[_quoted_in(place)].append(place)
+        elif folder in FOLDERS:
+            old[_quoted_in(place)].append(place)
         else:
             yield place, read(place)
-    for name in sorted(numbers):
-        ledger = Ledger(unquote(name), numbers[name], read)
+    for name in sorted({*own, *old}):
+        ledger = _ledger(unquote(name), own[name], partial(iter, old[name]), read)
         for n, named in _protected(ledger):
-            yield place_of(ledger.recipe, n), named
+            yield (place_of(ledger.recipe, n) if own[name] else old[name][0]), named
 
 
 def _protected(ledger: Ledger) -> Iterator[tuple[int, Meta]]:
@@ -178,6 +199,31 @@ def _protected(ledger: Ledger) -> Iterator[tuple[int, Meta]]:
         yield ledger.number, {"judged": [{"run": judged["run"]} for judged in stands["judged"]]}
 
 
+def _ledger(
+    recipe: str, places: Iterable[str], old: Callable[[], Iterable[str]], read: Callable[[str], Meta]
+) -> Ledger:
+    """Return a ledger, with what format 1 kept unless an entry of its own follows that. old: names of those files."""
+    numbers = [number for place in places if (number := number_of(place))]
+    ledger = Ledger(recipe, numbers, read)
+    if ledger.newest is None or ledger.newest["imported"]:
+        return Ledger(recipe, numbers, read, import_entries(recipe, {place: read(place) for place in old()}))
+    return ledger
+
+
 def _quoted_in(place: str) -> str:
-    """Return the quoted name of the recipe that an entry's file is about."""
-    return place.split("/")[2]
+    """Return the quoted name of the recipe that a file is about."""
+    return place.split("/")[2] if number_of(place) else place.split("/")[2].removesuffix(".json")
+
+
+def _refuse_older_programs(backend: Backend) -> None:
+    """Make the store one of format 2, so that no older program goes on writing what the ledger replaces."""
+    data = canonical(FORMAT).encode()
+    if backend.create("FORMAT.json", data):  # a retrain may fail before there is a store
+        return
+    if backend.read("FORMAT.json") != data:
+        backend.replace("FORMAT.json", data)
+
+
+def _create(backend: Backend, entry: Entry) -> bool:
+    data = json.dumps(entry, indent=1, sort_keys=True).encode()
+    return backend.create(place_of(entry["recipe"], entry["n"]), data)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,8 @@ import pytest
 from tests.flows.champions.conftest import RECIPE, STRONG, write_tiny
 from tests.flows.prefect_api import PROJECT, Api
 from tests.helpers.command_line import InProcessShell, Shell
-from tests.helpers.ledgers import entries
+from tests.helpers.ledgers import entries, titles
+from tests.helpers.products import few
 from trnflow.flows.recipes import recipe as settings
 from trnflow.flows.retraining import retrain as retraining
 from trnflow.flows.retraining.ended import newest_ended, present_data
@@ -353,6 +355,35 @@ def test_champions_says_when_the_frozen_rows_are_old(tiny: InProcessShell) -> No
     assert "the frozen rows 1 of tiny are" in tiny("champions", "tiny").stdout
     (tiny.folder / "old.yaml").write_text(f"{RECIPE}name: tiny\npromote: {{frozen_days: 1.0e+6}}\n")
     assert tiny.json("champions", "old.yaml")["notes"] == []
+
+
+@pytest.mark.parametrize("after", few(["the champion", "the judgement"], 1))
+def test_what_a_killed_retrain_of_an_older_version_promoted_is_reported_once(tmp_path: Path, after: str) -> None:
+    """Format 1 had a file for the champion, one for the judgement and one for the retrain's end, written in this order."""
+    shell = InProcessShell(tmp_path)
+    write_tiny(tmp_path)
+    first = retrain(shell)
+    newest, frozen = ledger(shell)
+    roots = tmp_path / ".trnflow/store/roots"
+    shutil.rmtree(roots / "ledger")
+    (roots.parent / "FORMAT.json").write_text('{"format":1,"hash":"sha256"}')
+    title = newest | {"artifact": newest["champion"], "action": "promoted"}
+    documents = {"frozen/tiny/1": frozen | {"artifact": frozen["frozen"]}, "champions/tiny/1": title}
+    if after == "the judgement":
+        documents["judged/tiny"] = {
+            "run": first["run"], "created": newest["created"], "document": first, "earlier": [],
+        }  # fmt: skip
+    for name, document in documents.items():
+        (roots / name).parent.mkdir(parents=True, exist_ok=True)
+        (roots / f"{name}.json").write_text(json.dumps(document))
+    again = retrain(shell)
+    assert (again["promoted"], again["changed"]) == ((True, True) if after == "the champion" else (False, False))
+    assert [entry["number"] for entry in titles(ledger(shell))] == ([1] if ledger(shell) else [])
+    assert not retrain(shell)["changed"]
+    shell.json("run", "tiny.yaml", "--direct", STRONG)
+    assert shell.json("promote", "tiny.yaml", STRONG)["number"] == 2
+    by_hand = retrain(shell, STRONG)
+    assert not by_hand["promoted"] and by_hand["why"] == "this model is the champion already"
 
 
 KILLED = """
