@@ -17,10 +17,10 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.acceptance.five_people import write_tickets
 from tests.acceptance.test_tutorial import MODEL, Command, page_commands
 from tests.conftest import PROJECT
 from tests.helpers.printed import unprinted
+from tests.helpers.tweets import write_tweets
 
 PAGE = (PROJECT / "README.md").read_text()
 CLONE = "git clone "
@@ -53,8 +53,6 @@ def script() -> list[Command]:
     lines = list[Command]()
     for line, shown in commands():
         line = line.replace("https://YOUR-GIT-HOST", HOST).replace(MODEL, "./mini")
-        if line.startswith("trnflow new tickets.csv"):
-            line += " model.source=./mini"  # the page says so above the commands
         lines.append(Command(line, shown))
         if line == "make run":
             again = "Run it again: every stage is cached."
@@ -64,13 +62,13 @@ def script() -> list[Command]:
 
 
 def write_rows(folder: Path) -> None:
-    """Write a CSV, and a folder with a file for each split, of the built-in tickets."""
-    write_tickets(folder)
-    rows = [*csv.reader((folder / "tickets.csv").open(newline=""))]
+    """Write the page's CSV, and a folder with a file for each split."""
+    write_tweets(folder)
+    rows = [*csv.reader((folder / "tweets.csv").open(newline=""))]
     (folder / "rows").mkdir()
     for name, part in {"train": rows[1::2], "test": rows[2::2]}.items():
         with (folder / f"rows/{name}.csv").open("w", newline="") as file:
-            csv.writer(file).writerows([["text", "team"], *(row[1:] for row in part)])
+            csv.writer(file).writerows([rows[0], *part])
 
 
 def environment(home: Path) -> dict[str, str]:

@@ -12,9 +12,8 @@ from tokenizers import Tokenizer, models
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.verdicts.classes import never_predicted
-from trnflow.tasks.evaluation.verdicts.endings import endless_texts
 from trnflow.tasks.evaluation.verdicts.facts import Facts, Known
-from trnflow.tasks.evaluation.verdicts.rows import rows_in_train
+from trnflow.tasks.evaluation.verdicts.rows import endless_texts, rows_in_train
 from trnflow.tasks.evaluation.verdicts.script import unknown_share
 
 

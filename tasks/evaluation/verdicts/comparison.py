@@ -10,6 +10,7 @@ from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.paired import chance, pair_of_sums
 from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy, promoting
 from trnflow.tasks.evaluation.verdicts.facts import Facts, figure
+from trnflow.tasks.kinds.multi_label import RARE
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import BaselineReport
@@ -21,8 +22,6 @@ WORSE = 0.01
 BETTER = 0.05
 """A model is called no better where chance makes one that is no better look as good with a higher probability."""
 PERMUTATIONS = 2000
-RARE = "f1_macro"
-"""The metric of several labels in which a rare one counts as much as a frequent one."""
 
 
 class Compared(NamedTuple):

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pandas as pd
 import pytest
 
 from tests.conftest import PROJECT
@@ -16,6 +15,7 @@ from tests.flows.authoring.test_choose import lines, sentence
 from tests.helpers.command_line import InProcessShell, Shell
 from tests.helpers.printed import unprinted
 from tests.helpers.products import few
+from tests.helpers.tweets import write_tweets
 
 pytestmark = pytest.mark.slow
 
@@ -81,16 +81,10 @@ def test_alpaca_and_trl(shell: Shell) -> None:
     answers(shell, "trl.yaml", "the printer is broken ->")
 
 
-def write_tweets(folder: Path, shared: Path) -> None:
-    """Write the file of the README: 500 rows of emotion."""
-    rows = pd.read_parquet(shared / "data/emotion/train.parquet").sample(500, random_state=0)
-    rows.rename(columns={"label_name": "emotion"})[["text", "emotion"]].to_csv(folder / "tweets.csv", index=False)
-
-
-def test_the_commands_of_the_readme(shell: Shell, shared: Path) -> None:
+def test_the_commands_of_the_readme(shell: Shell) -> None:
     """The file that the README names; settings that make a toy of it are the only addition. Each line that the README
     shows as printed is printed, but for numbers, and the end of a line that the README cuts off."""
-    write_tweets(shell.folder, shared)
+    write_tweets(shell.folder)
     section = (PROJECT / "README.md").read_text().partition("## Your own data")[2].partition("## ")[0]
     commands = re.findall(r"^    trnflow (new|run|predict) (.*?)(?: {2,}#.*| # .*)?$", section, re.MULTILINE)
     assert [command for command, _ in commands[:3]] == ["new", "run", "predict"]
@@ -107,9 +101,9 @@ def test_the_commands_of_the_readme(shell: Shell, shared: Path) -> None:
     answers(shell, "tweets.yaml", text)
 
 
-def test_the_python_of_the_readme(shell: Shell, shared: Path) -> None:
+def test_the_python_of_the_readme(shell: Shell) -> None:
     """As written, but that `classify` has the toy's settings and a model that needs no hub."""
-    write_tweets(shell.folder, shared)
+    write_tweets(shell.folder)
     assert shell("new", "tweets.csv", "name=toy", *TOY).returncode == 0
     code = (PROJECT / "README.md").read_text().partition("```python\n")[2].partition("```")[0]
     assert len(code.strip().splitlines()) <= 8
