@@ -98,7 +98,7 @@ import os, sys
 from trnflow.tasks.launch import memory
 from trnflow.tasks.prediction import tokenizing
 from trnflow.tasks.prediction.separate_process import serve_watched
-tokenizing.SECONDS, memory.machine_memory = 2.0, lambda: 3 << 30
+tokenizing.SECONDS, memory.machine_memory = float(sys.argv[2]), lambda: 3 << 30
 print(os.getpid(), file=sys.stderr, flush=True)
 serve_watched(sys.argv[1])
 """
@@ -106,13 +106,18 @@ serve_watched(sys.argv[1])
 
 
 @pytest.mark.parametrize(
-    ("change", "why"),
-    [(WITHOUT_AN_END, "its tokenizer took more than 3 s of processor time"), (THOUSANDFOLD, "it held more than 2 GiB")],
+    ("change", "seconds", "why"),
+    [
+        (WITHOUT_AN_END, 2.0, "its tokenizer took more than 3 s of processor time"),
+        (THOUSANDFOLD, 60.0, "it held more than 2 GiB"),
+    ],
 )
 def test_from_python_it_has_the_same_limits(
-    change: dict[str, Any], why: str, tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
+    change: dict[str, Any], seconds: float, why: str, tmp_path: Path, shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(separate_process, "python", lambda entry, number: [sys.executable, "-c", WATCHED, number])
+    monkeypatch.setattr(
+        separate_process, "python", lambda entry, number: [sys.executable, "-c", WATCHED, number, str(seconds)]
+    )
     model = Model(*model_of(tmp_path, shared, change))
     with pytest.raises(MachineError, match=f"the process that predicts was ended: {why}"):
         model.predict(LATER, max_new_tokens=2)
