@@ -284,8 +284,9 @@ def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: 
     elif not _is_awaited(home, root):
         store.check()
     if elsewhere:
-        stores |= _elsewhere(home, root)
-    runs = {place.root: {*place.run_ids()} for place in stores.values()}
+        stores |= _elsewhere(home, root, problems)
+    places = {place.root: place for place in stores.values()}
+    runs = {place: {*each.run_ids()} for place, each in places.items()}
     asked.names = [*stores]
 
     def ask(name: str) -> None:
@@ -296,15 +297,21 @@ def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: 
     in_threads(ask, asked.names, READERS)
 
 
-def _elsewhere(home: Path, root: str) -> dict[str, Store]:
-    """Return the store of each recipe whose newest run on this machine was in another one than `root`."""
+def _elsewhere(home: Path, root: str, problems: Problems) -> dict[str, Store]:
+    """Return the store of each recipe whose newest run on this machine was in another one than `root`. A store that can't be
+    read becomes a problem, and those of other recipes are looked at."""
     newest: dict[str, str] = {}
     for begun in begun_runs(home):
         newest.setdefault(begun.recipe, begun.store)
-    # a store that is gone is left out: it may have been a trial's
-    stores = {place: Store(place, home) for place in newest.values() if place != root}
-    judged = {place: recipes_of(store) if store.is_made() else [] for place, store in stores.items()}
-    return {name: stores[place] for name, place in newest.items() if name in judged.get(place, [])}
+    others = [place for place in dict.fromkeys(newest.values()) if place != root]
+    judged = {place: _answer("recipes", partial(_judged, home, place), problems) or {} for place in others}
+    return {name: judged[place][name] for name, place in newest.items() if name in judged.get(place, {})}
+
+
+def _judged(home: Path, root: str, _: Problems) -> dict[str, Store]:
+    """Return the store at a root for each recipe with a decision there."""
+    store = Store(root, home)
+    return dict.fromkeys(recipes_of(store), store) if store.is_made() else {}
 
 
 def _recipe(store: Store, name: str, runs: set[str], problems: Problems) -> RecipeHealth:

@@ -53,8 +53,9 @@ def no_logging_of_this_folder() -> None:
     """Let Prefect take its logging's settings from the environment or the user's own folder alone."""
     # Prefect also reads .env, prefect.toml and pyproject.toml of the working directory, which may have come with data
     if not any(os.environ.get(name) for name in LOGGING):
-        file = str(Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser() / "logging.yml")
-        os.environ.update(dict.fromkeys(LOGGING, file))
+        own = _profile(Path(os.environ.get("PREFECT_PROFILES_PATH") or _own_folder() / "profiles.toml"))
+        file = next((own[name] for name in LOGGING if own.get(name)), _own_folder() / "logging.yml")
+        os.environ.update(dict.fromkeys(LOGGING, str(file)))
 
 
 def configured_login() -> str | None:
@@ -73,8 +74,15 @@ def recorded_server(home: Path) -> ServerRecord:
 
 def _active_profile() -> Meta:
     named = _setting("PREFECT_PROFILES_PATH", lambda table: table.get("profiles_path"))
-    folder = Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
-    document = _toml(Path(named or folder / "profiles.toml"))
+    return _profile(Path(named or _own_folder() / "profiles.toml"))
+
+
+def _own_folder() -> Path:
+    return Path(os.environ.get("PREFECT_HOME") or "~/.prefect").expanduser()
+
+
+def _profile(file: Path) -> Meta:
+    document = _toml(file)
     name = os.environ.get("PREFECT_PROFILE") or document.get("active")
     return dict(document.get("profiles", {}).get(name, {}))
 

@@ -109,7 +109,8 @@ def evaluation_part(folder: Path, report: Report) -> Meta:
 def _metrics(report: Report, baselines: list[BaselineReport]) -> Meta:
     """Return the table of the metrics, with a column for each baseline and for the most frequent class."""
     others = {BASELINES[entry["name"]]: entry["metrics"] for entry in baselines}
-    others |= {"most frequent class": report["majority"]} if "majority" in report else {}
+    majority = report.get("majority", {})
+    others |= {"most frequent class": majority} if majority else {}
     rows = (
         (
             name,
@@ -118,7 +119,7 @@ def _metrics(report: Report, baselines: list[BaselineReport]) -> Meta:
             _between(report["intervals"].get(name)),
         )
         for name, value in sorted(report["metrics"].items())
-        if not name.endswith("_majority")  # stands in its own column
+        if name not in {f"{metric}_majority" for metric in majority}  # stands in its own column
     )
     heads = [*others]
     columns = ("metric", "model" if heads else "value", *heads, "interval")

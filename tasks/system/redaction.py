@@ -34,22 +34,20 @@ _ONLY_REFERENCES = re.compile(_REFERENCES)
 _USER = r"(?:[^/?#\s]*|[^/?#\s:@\[]+:(?!\d+(?:[/?#\s]|$))[^\s@]{0,256})@"
 _ENDS = r"[:;,.)'\"`]{0,2}(?:[&#\s]|$)"  # the end of a value: in a sentence, punctuation may follow
 _QUERY = r"(?<=[?&;#])(?!viewStateShareKey=)"  # MLflow's name of a saved view is no secret
-# bounded: else a text without a secret takes time with the square of its length
-_NAME = r"[^?=&;#\s]{0,200}"
 _CREDENTIAL = "token|sig|key|secret|pass|pwd|credential|auth|jwt|session|cookie"
+_NAME = r"[^?=&;#\s]*"
+# looks for = first, and is atomic: else a text without a secret takes time with the square of its length
+_NAMED = rf"{_QUERY}(?={_NAME}=)(?>({_NAME}?(?:{_CREDENTIAL}){_NAME}=))"
 _SHAPES = (
     # (1) a user name before a `${NAME}` password, (2) the user part of a URL, (3) values in its query
     (rf"(?<=://)(?!{_REFERENCES}:)[^/?#\s:@]+(?=:{_REFERENCES}@)", MASK),
     (rf"(?<=://)(?!(?:\*\*\*|{_REFERENCES})(?::{_REFERENCES})?@){_USER}", f"{MASK}@"),
-    (
-        rf"(?i){_QUERY}({_NAME}(?:{_CREDENTIAL}){_NAME}=)(?!(?:\*\*\*|{_REFERENCES}){_ENDS})[^&\s]+",
-        rf"\1{MASK}",
-    ),
+    (rf"(?i){_NAMED}(?!(?:\*\*\*|{_REFERENCES}){_ENDS})[^&\s]+", rf"\1{MASK}"),
 )
 _COMPILED = tuple((re.compile(pattern), shown) for pattern, shown in _SHAPES)
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]{0,30}://[^\s]+")
 _USER_PART = re.compile(rf"(?<=://)({_USER})")
-_QUERY_VALUE = re.compile(rf"{_QUERY}{_NAME}(?:{_CREDENTIAL}){_NAME}=([^&\s]+)", re.IGNORECASE)
+_QUERY_VALUE = re.compile(rf"{_NAMED}([^&\s]+)", re.IGNORECASE)
 
 _SPECIAL = "".join(
     f"(?<!{kind}_)" for kind in ("pad", "eos", "bos", "unk", "cls", "sep", "mask")
@@ -283,7 +281,7 @@ def _in_urls(text: str) -> Iterator[str]:
                 yield user
             if colon:
                 yield base64.b64encode(f"{unquote(user)}:{unquote(password)}".encode()).decode()
-        yield from _QUERY_VALUE.findall(url)
+        yield from (value for _, value in _QUERY_VALUE.findall(url))
 
 
 def _character(character: str) -> str:

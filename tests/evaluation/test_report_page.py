@@ -28,6 +28,7 @@ from trnflow.tasks.evaluation.curves import drawn_curves
 from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
 from trnflow.tasks.evaluation.plots import short, short_names
 from trnflow.tasks.evaluation.predictions import write_answers
+from trnflow.tasks.evaluation.report_page import evaluation_part
 from trnflow.tasks.evaluation.row_losses import source_rows
 from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.stage import read_json
@@ -301,6 +302,9 @@ def test_the_most_frequent_class_is_that_of_train(tmp_path: Path) -> None:
     }
     assert "f1_weighted_majority" not in rows and rows["metric"][-2] == "most frequent class"
     assert rows["accuracy"][-2] == "0.4" and float(rows["f1_weighted"][-2]) < 0.4
+    # a metric of the user's own may have any name
+    report["metrics"]["vote_majority"] = 0.9
+    assert "vote_majority" in [row[0] for row in evaluation_part(folder, report)["metrics"]["rows"]]
 
 
 def test_answers_and_losses_stand_beside_the_text_that_they_are_of(tmp_path: Path) -> None:

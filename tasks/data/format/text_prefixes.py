@@ -24,8 +24,10 @@ ROWS = 1000
 def lacking_prefixes(model: Source, train: Path) -> Iterator[str]:
     """Yield a remark if most texts of train lack the model's prefixes. train: Parquet file with the column `text`."""
     config = model.identity["config"]["pretrained"] or {}
-    names = (model.identity.get("name"), config.get("_name_or_path"), (model.location.get("model") or {}).get("folder"))
-    known = " ".join(filter(None, names))
+    folder = Path((model.location.get("model") or {}).get("folder") or "")
+    # a project's folder may be named after another model; a hub's cache has models--ORG--NAME above the snapshot
+    own = (part for part in folder.parts if part == folder.name or part.startswith("models--"))
+    known = " ".join(filter(None, (model.identity.get("name"), config.get("_name_or_path"), *own)))
     prefixes = next((texts for pattern, texts in FAMILIES.items() if re.search(pattern, known, re.IGNORECASE)), None)
     if prefixes is None:
         return

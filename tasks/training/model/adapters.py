@@ -107,7 +107,9 @@ def left_by_lora(config: TrainConfig, built: Built) -> Iterator[str]:
     """Yield a remark if "all-linear" leaves a large part of the model: experts, which are joined in one tensor."""
     if config.lora is None or config.lora.targets != ALL_LINEAR:
         return
-    joined = {name: parameter.numel() for name, parameter in built.parameters().items() if parameter.dim() > 2}
+    # modules_to_save may name experts, which are trained then
+    left = {name: parameter for name, parameter in built.parameters().items() if name in built.frozen}
+    joined = {name: parameter.numel() for name, parameter in left.items() if parameter.dim() > 2}
     if sum(joined.values()) >= LARGE * built.numbers:
         yield (
             f"train.lora.targets={ALL_LINEAR} adapts no experts: {sum(joined.values()) / built.numbers:.0%} of the weights, such "

@@ -76,20 +76,45 @@ def test_a_recipe_with_a_store_of_its_own_is_looked_for_there(tmp_path: Path) ->
 
 
 def test_a_recipe_whose_newest_run_was_in_another_store_is_among_all_of_them(tmp_path: Path) -> None:
-    """A store that is gone is left out."""
+    """A store that is gone is left out, one that can't be read is named."""
     shell, store = opened(tmp_path)
     crown(store, made(store, tmp_path, "home", {"weights": b"1"}), by="promote")
     other = Store(str(tmp_path / "other"), store.home)
     other.prepare()
     crown(other, made(other, tmp_path, "there", {"weights": b"2"}), recipe="nightly", by="retrain")
-    for run, recipe, root in ((RUN, "nightly", other.root), (LATER, "gone", str(tmp_path / "gone"))):
-        log_file(store.home, run).parent.mkdir(parents=True)
-        log_file(store.home, run).write_text(json.dumps({"event": "run_begun", "recipe": recipe, "store": root}) + "\n")
+    begin(store.home, RUN, "nightly", other.root)
+    begin(store.home, LATER, "nightly", str(tmp_path / "gone"))
     assert {row["recipe"]: row["store"] for row in health(shell, code=0)["recipes"]} == {
         "tiny": store.root, "nightly": other.root
     }  # fmt: skip
     assert f"; store {other.root}\n" in shell("health").stdout
     assert [row["recipe"] for row in health(shell, "--store", store.root, code=0)["recipes"]] == ["tiny"]
+    torn = Store(str(tmp_path / "torn"), store.home)
+    torn.prepare()
+    (tmp_path / "torn/FORMAT.json").write_text("{")
+    begin(store.home, "20260103T000000Z-abc123", "weekly", torn.root)
+    found = health(shell, code=1)
+    assert [row["recipe"] for row in found["recipes"]] == ["tiny", "nightly"]
+    assert [problem.partition(" is damaged")[0] for problem in found["problems"]] == [
+        f"recipes: FORMAT.json of the store {torn.root}"
+    ]
+
+
+def begin(home: Path, run: str, recipe: str, root: str) -> None:
+    """Write the first line of a run's log."""
+    log_file(home, run).parent.mkdir(parents=True)
+    log_file(home, run).write_text(json.dumps({"event": "run_begun", "recipe": recipe, "store": root}) + "\n")
+
+
+def test_the_runs_of_a_store_are_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a bucket that takes a request for each thousand of them."""
+    shell, store = opened(tmp_path)
+    for recipe in ("one", "two", "three"):
+        add(store, recipe, outcome="kept", by="retrain")
+    listed: list[Store] = []
+    listing = Store.run_ids
+    monkeypatch.setattr(Store, "run_ids", lambda store: listed.append(store) or listing(store))
+    assert len(health(shell, code=0)["recipes"]) == 3 and len(listed) == 1
 
 
 def test_each_problem_is_named_and_stands_on_the_page(tmp_path: Path) -> None:

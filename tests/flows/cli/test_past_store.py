@@ -19,12 +19,28 @@ def test_where_there_is_no_default_store_the_newest_run_s_is_read(
     monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path))
     monkeypatch.delenv("TRNFLOW_STORE", raising=False)
     for run in ("20260101T1", "20260301T1", "20260201T1"):
-        log = run_folder(tmp_path, run) / FILE
-        log.parent.mkdir(parents=True)
-        log.write_text(json.dumps({"recipe": "tickets", "store": str(tmp_path / run)}) + "\n")
-    Store(str(tmp_path / "20260301T1"), tmp_path).prepare()
+        begin(tmp_path, run, tmp_path / run).prepare()
     assert past_store(None).root == str(tmp_path / "20260301T1")
     assert capsys.readouterr().err == f"store: {tmp_path / '20260301T1'}\n"
+
+
+def test_a_store_that_is_gone_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trial's is removed with its folder, and its log stays."""
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path))
+    monkeypatch.delenv("TRNFLOW_STORE", raising=False)
+    begin(tmp_path, "20260101T1", tmp_path / "there").prepare()
+    begin(tmp_path, "20260201T1", tmp_path / "gone")
+    assert past_store(None).root == past_store(None, "tickets").root == str(tmp_path / "there")
+    begin(tmp_path, "20260102T1", tmp_path / "store").prepare()
+    assert past_store(None, "tickets").root == past_store(None, "20260201T1").root == str(tmp_path / "store")
+
+
+def begin(home: Path, run: str, root: Path) -> Store:
+    """Write the first line of a run's log, and return its store, which is not made yet."""
+    log = run_folder(home, run) / FILE
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps({"recipe": "tickets", "store": str(root)}) + "\n")
+    return Store(str(root), home)
 
 
 def test_a_store_s_option_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -168,7 +168,14 @@ def test_prefixes_that_a_model_s_card_alone_names(tmp_path: Path, name: str | No
 
 
 @pytest.mark.parametrize(
-    ("source", "task", "said"), [("folder", "embedding", 1), ("e5-base", "embedding", 1), ("e5-base", "reranker", 0)]
+    ("source", "task", "said"),
+    [
+        ("folder", "embedding", 1),
+        ("e5-base", "embedding", 1),
+        ("e5-base", "reranker", 0),
+        ("models--intfloat--e5-base/snapshots/0123abc", "embedding", 1),
+        ("e5-base-or-not/minilm", "embedding", 0),
+    ],
 )
 def test_prefixes_by_the_folder_s_name(tmp_path: Path, source: str, task: str, said: int) -> None:
     write_json(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from trnflow.flows.services.prefect_address import configured_url
+from trnflow.flows.services.prefect_address import LOGGING, configured_url, no_logging_of_this_folder
 
 PROFILES = """
 active = "work"
@@ -144,3 +144,21 @@ def test_a_folder_from_elsewhere_sets_no_logging_which_could_run_code(tmp_path: 
         assert done.returncode == 0, done.stderr
         assert (tmp_path / "ran").exists() == ran
         (tmp_path / "ran").rmdir() if ran else None
+
+
+@pytest.mark.parametrize("name", ["PREFECT_LOGGING_CONFIG_PATH", "PREFECT_LOGGING_SETTINGS_PATH"])
+def test_logging_that_the_user_s_own_profile_sets_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A profile that a file of the working directory names is not read."""
+    (tmp_path / "profiles.toml").write_text(f'active = "mine"\n[profiles.mine]\n{name} = "/mine.yml"\n')
+    (tmp_path / "theirs.toml").write_text(f'active = "theirs"\n[profiles.theirs]\n{name} = "/theirs.yml"\n')
+    (tmp_path / "prefect.toml").write_text('profiles_path = "theirs.toml"\n')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "environ", {"PREFECT_HOME": str(tmp_path)})
+    no_logging_of_this_folder()
+    assert {os.environ[each] for each in LOGGING} == {"/mine.yml"}
+    (tmp_path / "profiles.toml").unlink()
+    monkeypatch.setattr(os, "environ", {"PREFECT_HOME": str(tmp_path)})
+    no_logging_of_this_folder()
+    assert {os.environ[each] for each in LOGGING} == {str(tmp_path / "logging.yml")}

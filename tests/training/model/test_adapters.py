@@ -36,6 +36,7 @@ from trnflow.tasks.training.model.lora import CONFIG, A, B
 from trnflow.tasks.training.shared_types import PARAMETER, Built, TensorSlice
 
 ALL = {"method": "lora", "lora": {"rank": 4, "targets": "all-linear"}}
+MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 4}
 
 
 def adapted(tmp_path: Path, model: dict[str, Any], *, weights: bool = False, **fields: Any) -> Built:
@@ -123,19 +124,21 @@ def test_targets(model, lora, found, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "targets", "said"),
+    ("model", "lora", "said"),
     [
+        (MIXTRAL, {"targets": "all-linear"}, r"\d\d% of the weights, such as .*experts"),
+        (MIXTRAL, {"targets": "all-linear", "modules_to_save": ["experts"]}, ""),
         (
-            {**LLAMA, "model_type": "mixtral", "num_local_experts": 4},
-            "all-linear",
-            r"\d\d% of the weights, such as .*experts",
+            MIXTRAL,
+            {"targets": "all-linear", "modules_to_save": ["layers.0.mlp.experts"]},
+            r"3\d% .*such as model.layers.1.",
         ),
-        ({**LLAMA, "model_type": "mixtral", "num_local_experts": 4}, ["q_proj"], ""),
-        (LLAMA, "all-linear", ""),
+        (MIXTRAL, {"targets": ["q_proj"]}, ""),
+        (LLAMA, {"targets": "all-linear"}, ""),
     ],
 )
-def test_experts_that_all_linear_leaves_are_remarked(tmp_path: Path, model: Any, targets: Any, said: str) -> None:
-    config = TrainConfig(method="lora", lora={"targets": targets})
+def test_experts_that_all_linear_leaves_are_remarked(tmp_path: Path, model: Any, lora: Any, said: str) -> None:
+    config = TrainConfig(method="lora", lora=lora)
     built = adapt(config, build(scratch(**model), packed_lm(tmp_path), seed=0, weights=False))
     told = [*remarks_of_method(config, built)]
     assert [re.search(said, text) is not None for text in told] == [True] * bool(said)
