@@ -23,7 +23,7 @@ INPUTS = ("input_ids", "attention_mask", TOKEN_TYPES)
 def load_model(folder: Path, task: str) -> PreTrainedModel:
     """Load a model on the CPU, in its stored dtype, in inference mode. task: which output layer it gets.
 
-    Raises ModelError when transformers can't load it.
+    Raises ModelError when transformers can't load it, and if its files lack weights.
     """
     # the narrow import: `from transformers import ...` resolves the same class at the price of a lookup in every module
     from transformers.models import auto
@@ -32,7 +32,9 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
     try:
         loads = getattr(auto, kind.auto_class).from_pretrained
         # unless told, transformers asks on the terminal whether it may run the folder's code
-        model = loads(folder, local_files_only=True, trust_remote_code=False, dtype="auto")
+        model, found = loads(
+            folder, local_files_only=True, trust_remote_code=False, dtype="auto", output_loading_info=True
+        )
     except (TrnflowError, MemoryError):  # such as a signal's
         raise
     except Exception as error:  # a folder from elsewhere: any field of config.json may end in an error of its own
@@ -40,6 +42,13 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
             f"the consolidated model can't be loaded for {task}: {error}",
             "run consolidate again; a model type that transformers does not know can't be evaluated or exported",
         ) from error
+    # transformers fills these with random numbers, and warns in a log alone
+    if lacking := sorted(found["missing_keys"]):
+        raise ModelError(
+            f"{folder} has no weights for {lacking[0]}, which a model for {task} needs"
+            + (f" ({len(lacking):,} tensors are missing)" if len(lacking) > 1 else ""),
+            "get the model anew from where it was published",
+        )
     model.config.use_cache = False
     model.reads_types = has_pairs(folder) and takes_token_types(model)
     if kind.apart:

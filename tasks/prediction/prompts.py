@@ -11,6 +11,7 @@ from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.data.format.chat_prompts import prompt_writer
 from trnflow.tasks.data.format.config import FormatConfig, is_chat, is_framed
 from trnflow.tasks.data.format.conversation import Row, conversation_of
+from trnflow.tasks.data.format.framed import settings_of
 from trnflow.tasks.data.format.own_rows import HOOK, own_make
 from trnflow.tasks.data.format.preferences import reader_and_writer
 from trnflow.tasks.data.format.row_columns import chat_columns, context_column, taught_columns
@@ -190,7 +191,7 @@ def columns_of(rows: RowFormat) -> tuple[list[str], list[str]]:
 
 def _asking(rows: RowFormat) -> FormatConfig:
     """Return the section `format`; of pairs what makes their prompts."""
-    config = FormatConfig.model_validate(rows.settings)
+    config = settings_of(rows)
     if not FORMATS[config.task].pairs:
         return config
     names = {"messages": PROMPT, "text": PROMPT}

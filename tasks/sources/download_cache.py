@@ -6,12 +6,19 @@ import hashlib
 import os
 from pathlib import Path
 from threading import get_ident
-from typing import IO
+from typing import Protocol
 
 from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.system.disk import check_room
 
 _CHUNK = 1 << 20
+
+
+class Readable(Protocol):
+    """What bytes are read from."""
+
+    def read(self, size: int, /) -> bytes:
+        """Return at most `size` bytes; none at the end."""
 
 
 class DownloadCache:
@@ -30,7 +37,7 @@ class DownloadCache:
         path = self.path(digest)
         return path.exists() and self._memo.digest(path) == digest
 
-    def add(self, stream: IO[bytes]) -> str:
+    def add(self, stream: Readable) -> str:
         """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError, or
         MachineError before the disk is full."""
         temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()

@@ -5,6 +5,7 @@ No tensor is read and no library of models is imported: checking the files costs
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.sources.weight_files import shapes_in
-from trnflow.tasks.stage import read_json
+from trnflow.tasks.system.json_objects import read_object
 
 LABELS = 10_000
 """Most labels, as of `data.label`."""
@@ -62,6 +63,7 @@ PREDICTING = "num_nextn_predict_layers"
 """Layers after the last that predict further tokens: transformers builds none, DeepSeek's and GLM's files hold them."""
 
 _LABELS = ("id2label", "label2id")
+_LABEL_NUMBER = re.compile(r"[0-9]{1,9}")
 _SIZE = re.compile(r"^(num|n|d)_|(size|layers?|blocks|heads|labels|embeddings|positions|dim|experts|length|window)$")
 _LAYERS = re.compile(r"(layers?|blocks)$")
 _COUNT = re.compile(r"^(num|n)_|_size$")
@@ -74,10 +76,12 @@ _NUMBERED = re.compile(r"\.(\d{1,18})\.")
 
 
 def size_error(fields: Meta) -> str | None:
-    """Return what is wrong with the first size of a configuration that no model can have; None if nothing is.
+    """Return what is wrong with the first value or size of a configuration that no model can have; None if nothing is.
 
     fields: in transformers' names; configurations within it are checked, too.
     """
+    if wrong := _value_error(fields):
+        return wrong
     within: list[tuple[str, Any]] = [("", fields)]
     while within:
         path, value = within.pop()
@@ -92,6 +96,26 @@ def size_error(fields: Meta) -> str | None:
                 wrong = _wrong(name, given)
                 if wrong:
                     return f"{where} {wrong}"
+    return None
+
+
+def _value_error(fields: Meta) -> str | None:
+    """Return what is wrong with the labels, the classes or a number of a configuration; None if nothing is."""
+    labels, classes = fields.get("id2label") or {}, fields.get("architectures") or []
+    if not isinstance(labels, dict) or not all(_LABEL_NUMBER.fullmatch(str(number)) for number in labels):
+        return (
+            f"id2label is {_short(fields['id2label'])}, and must be labels by their numbers, such as {{0: no, 1: yes}}"
+        )
+    if not isinstance(classes, list) or not all(isinstance(each, str) for each in classes):
+        return f"architectures is {_short(fields['architectures'])}, and must be a list of names"
+    within: list[Any] = [fields]
+    while within:
+        value = within.pop()
+        if isinstance(value, dict | list):
+            for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+                if isinstance(each, float) and not math.isfinite(each) and not _SIZE.search(str(name)):
+                    return f"{name} is {each}, and must be a finite number"
+                within.append(each)
     return None
 
 
@@ -158,7 +182,10 @@ def check_folder(folder: Path) -> None:
     if (folder / ADAPTER).exists():
         raise ModelError(f"{folder} holds {ADAPTER}, by which another model would be loaded", "merge it with its base")
     file = folder / "config.json"
-    fields = read_json(file) if file.is_file() else {}
+    try:
+        fields = read_object(file.read_bytes()) if file.is_file() else {}
+    except ValueError as error:
+        raise ModelError(f"{file} can't be read: {error}", "get the model anew from where it was published") from error
     check_sizes(fields, str(file))
     if any(folder.glob("*.safetensors")):
         check_held(folder, fields, unused=True)

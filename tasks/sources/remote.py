@@ -8,8 +8,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from trnflow.tasks.artifact import Json, Meta, Source
-from trnflow.tasks.errors import DataError, MissingDependency
-from trnflow.tasks.sources.data_files import DataFile, visible_files
+from trnflow.tasks.errors import DataError, MissingDependency, TrnflowError
+from trnflow.tasks.sources.data_files import DataFile, check_growth, visible_files
+from trnflow.tasks.sources.download_cache import DownloadCache
 from trnflow.tasks.sources.hub_errors import described, hub_errors
 from trnflow.tasks.sources.remote_errors import explain_error
 from trnflow.tasks.sources.resolver import Resolver
@@ -40,6 +41,8 @@ def _ask_url(source: str, settings: FileSettings, resolver: Resolver) -> Json:
         try:
             info = known.get(file.path) or filesystem.info(file.path)
             return _download(filesystem, file.path, info, source, resolver)
+        except TrnflowError:
+            raise
         except Exception as error:  # each library raises its own errors, and not all are OSErrors
             raise _unreadable(source, error) from error
 
@@ -91,14 +94,45 @@ def _download(filesystem: Any, path: str, info: Meta, source: str, resolver: Res
     known = resolver.memo.get("etag", asked, tag) if tag else None
     if known is not None and cache.has(known):
         return str(known)
-    # http would ask for the size once more
-    size = {"size": info.get("size")} if path.startswith("http") else {}
-    with filesystem.open(path, "rb", **size) as stream:
-        digest = cache.add(stream)
+    if path.startswith(("http://", "https://")):
+        digest = _download_http(filesystem, path, cache)
+    else:
+        with filesystem.open(path, "rb") as stream:
+            digest = cache.add(stream)
     if tag:
         resolver.memo.put("etag", asked, tag, digest)
         resolver.memo.save()
     return digest
+
+
+def _download_http(filesystem: Any, url: str, cache: DownloadCache) -> str:
+    """Download a file by one request, and return its digest. Raises DataError if the body grows too much in unpacking."""
+    import aiohttp
+
+    # not by ranges, as fsspec does by default: they end where the answer to HEAD says, so that its lie cuts the file
+    # without an error, and of a file that changes meanwhile they join two versions
+    asked = {
+        "headers": {"Accept-Encoding": "identity"},
+        "timeout": aiohttp.ClientTimeout(sock_connect=60, sock_read=60),
+    }
+    # any size keeps fsspec from asking for it
+    with filesystem.open(url, "rb", block_size=0, size=1, **asked) as stream:
+        return cache.add(_Body(stream, PurePosixPath(urlsplit(url).path).name))
+
+
+class _Body:
+    """The body of an answer, which the server may have compressed, unasked."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name, self._unpacked = stream, name, 0
+
+    def read(self, size: int) -> bytes:
+        chunk = bytes(self._stream.read(size))
+        self._unpacked += len(chunk)
+        # None of a body that is not compressed
+        if packed := self._stream.r.content.total_compressed_bytes:
+            check_growth(self._name, packed, self._unpacked, "download and unpack it yourself")
+        return chunk
 
 
 def _etag(info: Meta) -> str:

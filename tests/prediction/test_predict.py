@@ -277,6 +277,46 @@ def test_a_folder_without_its_format_is_refused(classes: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
+    ("path", "value", "says"),
+    [
+        (("rows",), [], "rows is a list"),
+        (("max_length",), "24", "max_length is a text"),
+        (("task",), "poem", "there is no task poem"),
+        (("rows", "more"), 1, "there is no rows.more"),
+        (("rows", "settings", "separator"), 5, r"rows\.settings\.separator: Input should be a valid string"),
+        (("rows", "settings", "more"), 5, r"rows\.settings\.more: Extra inputs"),
+    ],
+)
+def test_a_damaged_format_is_one_line(classes: Path, tmp_path: Path, path: list[str], value: Any, says: str) -> None:
+    model = shutil.copytree(classes, tmp_path / "model")
+    document = inner = json.loads((model / ROW_FORMAT_FILE).read_text())
+    for name in path[:-1]:
+        inner = inner[name]
+    inner[path[-1]] = value
+    write_json(model / ROW_FORMAT_FILE, document)
+    with pytest.raises(ModelError, match=rf"trnflow\.json can't be read: {says}"):
+        predict(model, "where")
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{", "[" * 100_000], ids=range(4))
+def test_a_format_that_is_no_object_is_one_line(classes: Path, tmp_path: Path, text: str) -> None:
+    model = shutil.copytree(classes, tmp_path / "model")
+    (model / ROW_FORMAT_FILE).write_text(text)
+    with pytest.raises(ModelError, match=r"trnflow\.json can't be read"):
+        predict(model, "where")
+
+
+def test_weights_that_a_model_lacks_are_not_replaced_by_random_ones(classes: Path, tmp_path: Path) -> None:
+    """`generated` was another text each time, without a word: transformers warns in its log alone."""
+    model = shutil.copytree(classes, tmp_path / "model")
+    document = json.loads((model / ROW_FORMAT_FILE).read_text())
+    document["rows"]["settings"] |= {"task": "text", "text": "title", "text_pair": None}
+    write_json(model / ROW_FORMAT_FILE, document | {"task": "causal_lm"})
+    with pytest.raises(ModelError, match=r"has no weights for cls\..*, which a model for causal_lm needs"):
+        predict(model, [{"title": "where is the cat"}])
+
+
+@pytest.mark.parametrize(
     ("lines", "error", "says"),
     [
         ("", DataError, "holds no rows"),

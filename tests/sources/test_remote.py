@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -36,7 +38,11 @@ def test_memory_url_is_keyed_by_content(bench):
 class Server(ThreadingHTTPServer):
     body = b"text,label\ngood,1\nbad,0\n"
     tag = '"one"'
+    size: str | None = None  # what HEAD says, if not the body's
+    packed = False
+    elsewhere = ""
     downloads = 0
+    logins: list[str | None]
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -44,9 +50,15 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_HEAD(self) -> None:
         known = self.path.startswith("/set.csv")
-        self.send_response(200 if known else 404)
-        self.send_header("Content-Length", str(len(self.server.body) if known else 0))
+        self.server.logins.append(self.headers.get("Authorization"))
+        self.send_response(302 if self.server.elsewhere else 200 if known else 404)
+        length = str(len(self.server.body) if known else 0)
+        self.send_header("Content-Length", self.server.size or length if self.command == "HEAD" else length)
         self.send_header("ETag", self.server.tag)
+        if self.server.packed:
+            self.send_header("Content-Encoding", "gzip")
+        if self.server.elsewhere:
+            self.send_header("Location", self.server.elsewhere)
         self.end_headers()
 
     def do_GET(self) -> None:
@@ -59,10 +71,17 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def running() -> Iterator[Server]:
+    with serving(Server(("127.0.0.1", 0), Handler)) as server:
+        server.logins = []
+        yield server
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with serving(Server(("127.0.0.1", 0), Handler)) as running:
-        yield running
+    with running() as server:
+        yield server
 
 
 def test_http_url_is_downloaded_again_only_when_its_etag_changes(bench, server):
@@ -78,6 +97,32 @@ def test_http_url_is_downloaded_again_only_when_its_etag_changes(bench, server):
     missing = DataConfig(source=f"http://127.0.0.1:{server.server_port}/none.csv")
     with pytest.raises(DataError, match=r"none\.csv"):
         bench.source(missing)
+
+
+@pytest.mark.parametrize("size", ["10", "0", "9" * 18, "-1", "many"])
+def test_what_a_server_says_of_the_size_beforehand_cuts_no_file(bench, server, size):
+    """The first rows alone were read, without a word; or the download never ended."""
+    server.size = size
+    source = f"http://127.0.0.1:{server.server_port}/set.csv"
+    assert table(bench.rows(source=source, text="text"), "train") == {"text": ["good", "bad"]}
+
+
+def test_a_body_that_was_compressed_unasked_is_unpacked_to_a_bound(bench, server):
+    """600 kB took 600 MB of the disk, and could take all."""
+    source = f"http://127.0.0.1:{server.server_port}/set.csv"
+    server.body, server.packed = gzip.compress(server.body), True
+    assert table(bench.rows(source=source, text="text"), "train") == {"text": ["good", "bad"]}
+    server.body, server.tag = gzip.compress(bytes(100 << 20)), '"two"'
+    with pytest.raises(DataError, match=r"set\.csv grows from .* bytes to more than"):
+        bench.source(DataConfig(source=source))
+
+
+def test_a_password_is_not_sent_on_to_another_host(bench, server):
+    with running() as other:
+        server.elsewhere = f"http://localhost:{other.server_port}/set.csv"
+        bench.source(DataConfig(source=f"http://me:sesame@127.0.0.1:{server.server_port}/set.csv"))
+        assert all(login and login.startswith("Basic") for login in server.logins)
+        assert other.downloads == 1 and not any(other.logins)
 
 
 def test_hub_name_offline_and_unreachable(bench, monkeypatch):

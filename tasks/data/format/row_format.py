@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, NotRequired, TypedDict, cast
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.errors import ModelError
-from trnflow.tasks.kinds.registry import kind_of
-from trnflow.tasks.stage import read_json
+from trnflow.tasks.kinds.registry import KINDS, kind_of
+from trnflow.tasks.system.json_objects import misfit, read_object
 
 if TYPE_CHECKING:
     from trnflow.tasks.metadata import TextsMeta, TokensMeta
@@ -17,6 +17,23 @@ if TYPE_CHECKING:
 ROW_FORMAT_FILE = "trnflow.json"
 FORMAT = "trnflow-model"
 VERSION = 1
+
+
+class _Rows(TypedDict):
+    settings: dict[str, Any]
+    text: list[str]
+    columns: list[str]
+    nested: list[str]
+    own: NotRequired[dict[str, str] | None]
+
+
+class _Document(TypedDict):
+    format: str
+    version: int
+    task: str
+    rows: _Rows
+    max_length: int
+    decision: NotRequired[dict[str, Any]]
 
 
 class RowFormat(NamedTuple):
@@ -54,28 +71,53 @@ def row_format(texts: TextsMeta, tokens: TokensMeta) -> Meta:
 
 
 def has_pairs(folder: Path) -> bool:
-    """Return whether the model in a folder reads two texts together."""
-    file = folder / ROW_FORMAT_FILE
-    document = read_json(file) if file.is_file() else {}
-    has_two = bool(document.get("rows", {}).get("settings", {}).get(PAIR))
-    return has_two and not kind_of(document["task"]).apart
+    """Return whether the model in a folder reads two texts together. Raises ModelError."""
+    document = _read(folder)
+    return document is not None and bool(document["rows"]["settings"].get(PAIR)) and not kind_of(document["task"]).apart
 
 
 def decision_of(folder: Path) -> Meta:
-    """Return what the task chose on validation, from `trnflow.json`; {} without one."""
-    file = folder / ROW_FORMAT_FILE
-    decision: Meta = read_json(file).get("decision", {}) if file.is_file() else {}
-    return decision
+    """Return what the task chose on validation, from `trnflow.json`; {} without one. Raises ModelError."""
+    document = _read(folder)
+    return document.get("decision", {}) if document is not None else {}
 
 
 def read_row_format(folder: Path) -> RowFormat:
-    """Read `trnflow.json`. Raises ModelError if it is missing or of another version."""
-    file = folder / ROW_FORMAT_FILE
-    document = read_json(file) if file.is_file() else {}
-    if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
-        raise ModelError(
-            f"the model has no {ROW_FORMAT_FILE} that this version reads, so how its inputs are shaped is not known",
-            "`trnflow run` makes the model anew; training itself is cached",
-        )
-    kept = {"max_length": int(document["max_length"]), "decision": document.get("decision", {})}
+    """Read `trnflow.json`. Raises ModelError if it is missing, damaged or of another version."""
+    document = _read(folder)
+    if document is None:
+        raise _other_version()
+    kept = {"max_length": document["max_length"], "decision": document.get("decision", {})}
     return RowFormat(document["task"], **document["rows"], **kept)
+
+
+def _read(folder: Path) -> _Document | None:
+    """Return the content of `trnflow.json`; None without one. Raises ModelError."""
+    file = folder / ROW_FORMAT_FILE
+    if not file.is_file():
+        return None
+    try:
+        document = read_object(file.read_bytes())
+    except ValueError as error:
+        raise damaged(file, str(error)) from error
+    if (document.get("format"), document.get("version")) != (FORMAT, VERSION):
+        raise _other_version()
+    if wrong := misfit(document, _Document):
+        raise damaged(file, wrong)
+    if document["task"] not in KINDS:
+        raise damaged(file, f"there is no task {document['task']}")
+    if unknown := document["rows"].keys() - _Rows.__annotations__:
+        raise damaged(file, f"there is no rows.{min(unknown)}")
+    return cast(_Document, document)
+
+
+def damaged(file: Path | str, why: str) -> ModelError:
+    """Return the error for a `trnflow.json` that another writer made or changed."""
+    return ModelError(f"{file} can't be read: {why}", "get the model anew from where it was published")
+
+
+def _other_version() -> ModelError:
+    return ModelError(
+        f"the model has no {ROW_FORMAT_FILE} that this version reads, so how its inputs are shaped is not known",
+        "`trnflow run` makes the model anew; training itself is cached",
+    )
