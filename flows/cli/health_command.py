@@ -298,12 +298,12 @@ def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: 
 
 
 def _elsewhere(home: Path, root: str, problems: Problems) -> dict[str, Store]:
-    """Return the store of each recipe whose newest run on this machine was in another one than `root`. A store that can't be
-    read becomes a problem, and those of other recipes are looked at."""
+    """Return the store of each recipe whose newest run on this machine was in another one than `root`."""
     newest: dict[str, str] = {}
     for begun in begun_runs(home):
         newest.setdefault(begun.recipe, begun.store)
     others = [place for place in dict.fromkeys(newest.values()) if place != root]
+    # one that can't be read becomes a problem, and those of other recipes are looked at
     judged = {place: _answer("recipes", partial(_judged, home, place), problems) or {} for place in others}
     return {name: judged[place][name] for name, place in newest.items() if name in judged.get(place, {})}
 

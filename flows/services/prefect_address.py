@@ -83,8 +83,9 @@ def _own_folder() -> Path:
 
 def _profile(file: Path) -> Meta:
     document = _toml(file)
-    name = os.environ.get("PREFECT_PROFILE") or document.get("active")
-    return dict(document.get("profiles", {}).get(name, {}))
+    profiles, name = document.get("profiles"), os.environ.get("PREFECT_PROFILE") or document.get("active")
+    own = profiles.get(name) if isinstance(profiles, dict) else None
+    return own if isinstance(own, dict) else {}
 
 
 def _setting(variable: str, read: Callable[[Meta], str | None]) -> str | None:

@@ -158,7 +158,8 @@ def test_logging_that_the_user_s_own_profile_sets_stays(
     monkeypatch.setattr(os, "environ", {"PREFECT_HOME": str(tmp_path)})
     no_logging_of_this_folder()
     assert {os.environ[each] for each in LOGGING} == {"/mine.yml"}
-    (tmp_path / "profiles.toml").unlink()
-    monkeypatch.setattr(os, "environ", {"PREFECT_HOME": str(tmp_path)})
-    no_logging_of_this_folder()
-    assert {os.environ[each] for each in LOGGING} == {str(tmp_path / "logging.yml")}
+    for odd in ("profiles = 1", 'active = "mine"\n[profiles]\nmine = 1', ""):
+        (tmp_path / "profiles.toml").write_text(odd)
+        monkeypatch.setattr(os, "environ", {"PREFECT_HOME": str(tmp_path)})
+        no_logging_of_this_folder()
+        assert {os.environ[each] for each in LOGGING} == {str(tmp_path / "logging.yml")}
