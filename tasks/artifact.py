@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +31,8 @@ ASIDE = "aside/"
 """Begins the paths of files that are in no key, but in those of stages that ask for them (`Stage.aside`)."""
 
 _NO_NAMES = frozenset(("", ".", ".."))
+LONGEST_NAME, LONGEST_PATH = 255, 2048
+"""Most bytes of a file's name on Linux, and of a path in an artifact: 4,096 may the whole path have."""
 
 
 class File(NamedTuple):
@@ -83,7 +86,9 @@ class Source:
 
 
 def checked_path(path: str) -> str:
-    """Return `path`, or raise StoreError unless it is relative, normalised and inside its folder."""
-    if "\x00" in path or not _NO_NAMES.isdisjoint(path.split("/")):
+    """Return `path`, or raise StoreError unless it is relative, normalised, inside its folder, and can be a file's."""
+    name = os.fsencode(path)
+    is_long = len(name) > LONGEST_NAME and (len(name) > LONGEST_PATH or max(map(len, name.split(b"/"))) > LONGEST_NAME)
+    if "\x00" in path or is_long or not _NO_NAMES.isdisjoint(path.split("/")):
         raise StoreError(f"an artifact holds the path {path!r}, which is not a normalised path inside it")
     return path

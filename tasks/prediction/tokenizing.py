@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trnflow.tasks.errors import ModelError
+from trnflow.tasks.errors import ModelError, TrnflowError
 from trnflow.tasks.launch.memory_watch import limited_time
 
 SECONDS = 60.0
@@ -34,7 +34,7 @@ def tokenizing(name: str, characters: int = 0) -> Iterator[None]:
 
 @contextmanager
 def embedding(name: str) -> Iterator[None]:
-    """Turn an IndexError of the model in the folder `name` into a ModelError."""
+    """Turn any error of the model in the folder `name` into a ModelError."""
     try:
         yield
     except IndexError as error:
@@ -42,4 +42,11 @@ def embedding(name: str) -> Iterator[None]:
         raise ModelError(
             f"the tokenizer of {name} gives ids that the model has no embedding of: {error}",
             "take another model, or get this one anew from where it was published",
+        ) from error
+    except (TrnflowError, MemoryError):  # such as a signal's
+        raise
+    except Exception as error:  # a folder from elsewhere: fields of config.json end in errors of many kinds
+        raise ModelError(
+            f"the model {name} can't compute its outputs: {type(error).__name__}: {error}",
+            "look at its config.json, or get the model anew from where it was published",
         ) from error

@@ -40,7 +40,10 @@ def resolve_source(
     path = local_path(source)
     if path is None:
         return resolve_url(source, settings, resolver)
-    files = local_files(path, settings.folder)
+    try:
+        files = local_files(path, settings.folder)
+    except OSError as error:  # such as a name of more than 255 bytes
+        raise DataError(f"data.source: {scrub(source)[:200]}: {error.strerror}", "give another path") from error
     if files:
         files, zips = unzipped(source, files, lambda file: Path(file.path), resolver)
         return _resolve_local(path, files, zips, settings, resolver)

@@ -170,7 +170,7 @@ def tokenizer_folder(source: Source) -> Path | None:
 def _resolve(setting: str, source: str, revision: str | None, resolver: Resolver) -> Meta:
     """Return identity and location of a folder or hub model."""
     folder = resolver.folder(setting) / Path(source).expanduser()
-    if folder.is_dir():
+    if os.path.isdir(folder):  # `Path.is_dir` raises OSError for a name of more than 255 bytes
         return _resolve_folder(folder, resolver)
     if source.startswith((".", "/", "~")) or source.count("/") > 1:
         raise ConfigError(

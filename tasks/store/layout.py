@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from typing import Any, cast
 
-from trnflow.tasks.artifact import File, Meta, checked_path
+from trnflow.tasks.artifact import LONGEST_NAME, File, Meta, checked_path
 from trnflow.tasks.documents import Manifest, Record
 from trnflow.tasks.errors import StoreError
 from trnflow.tasks.keys.canonical_json import digest_of
@@ -26,7 +26,7 @@ SHARD = ".shard"
 _STAMP = re.compile(r"\d{8}T\d{6}Z")
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 # Matches most paths that `checked_path` accepts, and none that it refuses: an artifact may have 100,000.
-_PLAIN_PATH = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*")
+_PLAIN_PATH = re.compile(r"(?:[\w-][\w.-]*/)*[\w-][\w.-]*", re.ASCII)
 
 
 def blob_name(digest: str) -> str:
@@ -96,7 +96,7 @@ def _checked_document(document: Meta) -> tuple[Manifest, tuple[File, ...]]:
                 blob_name(digest)
             if not isinstance(size, int) or size < 0:
                 raise ValueError(f"the size of {path} is {size!r}")
-            if not _PLAIN_PATH.fullmatch(path):
+            if not _PLAIN_PATH.fullmatch(path) or len(path) > LONGEST_NAME:
                 checked_path(path)
     except (KeyError, TypeError, AttributeError, StoreError) as error:
         raise ValueError(str(error)) from error

@@ -7,6 +7,7 @@ import ctypes
 import errno
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,8 +27,10 @@ class LocalBackend(Backend):
         self._folder = self.local
 
     def read(self, name: str) -> bytes:
-        with storage_errors(self.root, name, "reading"):
-            return (self._folder / name).read_bytes()
+        with storage_errors(self.root, name, "reading"), open(self._folder / name, "rb", opener=_at_once) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a link to a device has no end
+                raise OSError("it is no regular file")
+            return file.read()
 
     def create(self, name: str, data: bytes) -> bool:
         with storage_errors(self.root, name, "creating"):
@@ -209,3 +212,8 @@ def _raise_unless_absent(error: OSError) -> None:
     # gc must not take an unreadable folder for an empty one
     if not isinstance(error, FileNotFoundError | NotADirectoryError):
         raise error
+
+
+def _at_once(path: str, flags: int) -> int:
+    """Open a file without waiting for a writer, as a pipe's reader does."""
+    return os.open(path, flags | os.O_NONBLOCK)

@@ -138,6 +138,14 @@ def test_a_tokenizer_that_adds_what_the_model_can_not_read_is_named(
         predict(model, [{"title": "cat", "body": "cat"}])
 
 
+def test_a_model_that_can_not_compute_is_named(classes: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(classes, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    write_json(model / "config.json", config | {"chunk_size_feed_forward": 10**6})
+    with pytest.raises(ModelError, match="the model model can't compute its outputs: ValueError"):
+        predict(model, [{"title": "where", "body": "is"}])
+
+
 def test_a_vocabulary_with_ids_that_a_language_model_does_not_have_is_named(asks: Path, tmp_path: Path) -> None:
     model = shutil.copytree(asks, tmp_path / "model")
     document = json.loads((model / "tokenizer.json").read_text())

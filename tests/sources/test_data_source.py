@@ -6,7 +6,7 @@ import pytest
 
 from tests.data.load.rows import REVIEWS, failure, write
 from tests.helpers.data_stages import table
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.sources.data_files import DataFile, format_of, local_files, split_of
 from trnflow.tasks.sources.split_files import FileSettings, choose_files
@@ -117,3 +117,10 @@ def test_missing_file_and_folder(bench, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "there is no data at" in failure(bench, ConfigError, source=str(tmp_path / "empty"))
     assert "there is no data at reviews.csv" in failure(bench, ConfigError, source="reviews.csv")
+
+
+@pytest.mark.parametrize("source", ["a" * 5000, "/" + "a/" * 5000, "a" * 300 + ".csv"])
+def test_a_path_that_is_too_long_is_one_short_line(bench, source):
+    with pytest.raises(DataError, match="data.source: [/a]+: File name too long") as caught:
+        bench.source(DataConfig(source=source))
+    assert len(str(caught.value)) < 300

@@ -87,8 +87,8 @@ def read_row_format(folder: Path) -> RowFormat:
     document = _read(folder)
     if document is None:
         raise _other_version()
-    kept = {"max_length": document["max_length"], "decision": document.get("decision", {})}
-    return RowFormat(document["task"], **document["rows"], **kept)
+    decision = document.get("decision", {})
+    return RowFormat(document["task"], **document["rows"], max_length=document["max_length"], decision=decision)
 
 
 def _read(folder: Path) -> _Document | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Literal, TypedDict, cast
 from urllib.parse import quote
 
@@ -18,6 +19,9 @@ KEPT_CHAMPIONS = 3
 
 Outcome = Literal["promoted", "kept", "unchanged", "stopped", "failed", "rolled back", "frozen"]
 By = Literal["retrain", "promote", "rollback", "freeze"]
+
+_NUMBER = re.compile(r"([1-9][0-9]{0,17})\.json")
+"""One name for each number: `007.json` would be looked for as `7.json`."""
 
 REFUSED = "refused by promote.checks: "
 """The beginning of `why` where the user's own checks refused a challenger."""
@@ -240,5 +244,5 @@ def quoted_name(name: str) -> str:
 def number_of(place: str) -> int:
     """Return the n of a numbered file such as `roots/ledger/demo/3.json`, from 1 on; 0 for any other file."""
     parts = place.split("/")
-    number = parts[-1].removesuffix(".json")
-    return int(number) if len(parts) == 4 and number.isdecimal() else 0
+    number = _NUMBER.fullmatch(parts[-1])
+    return int(number[1]) if len(parts) == 4 and number else 0
