@@ -40,7 +40,7 @@ PLUMBING = frozenset(
 )  # fmt: skip
 
 # Distributions that move or check bytes and can't change a result: in no key.
-TRANSPORT = frozenset({"pydantic", "typing-extensions", "fsspec", "huggingface-hub", "rich", "s3fs"})
+TRANSPORT = frozenset({"pydantic", "typing-extensions", "fsspec", "huggingface-hub", "rich", "s3fs", "aiohttp"})
 
 # {distribution: others that do part of its work}. transformers needs none: a stage that tokenizes imports tokenizers
 # itself, and safetensors returns the same bits in every version.

@@ -127,7 +127,7 @@ def test_from_python_it_has_the_same_limits(
 DOOR = """
 import sys
 from tests.prediction.test_tokenizing import WATCHED, LATER, Model, new_store, Path, separate_process
-separate_process.python = lambda entry, number: [sys.executable, "-c", WATCHED.replace("2.0", "60.0"), number]
+separate_process.python = lambda entry, number: [sys.executable, "-c", WATCHED, number, "60"]
 store = new_store(Path(sys.argv[1]))
 Model(store, store.artifact(sys.argv[2])).predict(LATER, max_new_tokens=2)
 """

@@ -171,15 +171,27 @@ def test_it_answers_while_everything_is_down(tmp_path: Path, ports: tuple[int, i
     assert found["recipes"] is None and found["spool"] == {"runs": 0, "oldest_seconds": 0}
 
 
+SLOW_ENTRY = """
+import time
+from trnflow.tasks.store.local import LocalBackend
+read = LocalBackend.read
+def slowly(self, name):
+    time.sleep(60 * name.endswith("ledger/slow/1.json"))
+    return read(self, name)
+LocalBackend.read = slowly
+"""
+
+
 def test_a_store_that_is_slow_is_not_sick_and_what_answered_is_shown(tmp_path: Path) -> None:
-    """The entry of one recipe, a pipe without a writer, is never read to its end."""
+    """The entry of one recipe is read for a minute."""
     _, store = opened(tmp_path)
     for name in ("slow", "tiny", "other"):
         add(store, name, outcome="kept", by="retrain", why="as good")
     slow = tmp_path / ".trnflow/store/roots/ledger/slow/1.json"
-    slow.unlink()
-    os.mkfifo(slow)
     shell = Shell(tmp_path)
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow/sitecustomize.py").write_text(SLOW_ENTRY)
+    shell.environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "slow"), shell.environ.get("PYTHONPATH", "")])
     found = health(shell, code=3)
     assert (found["healthy"], found["problems"], found["unanswered"]) == (False, [], ["slow (recipe)"])
     assert [(one["recipe"], one["last"]["why"]) for one in found["recipes"]] == [
