@@ -52,8 +52,10 @@ def root_of(text: str | None, root: str | None) -> str | None:
     if os.environ.get(VARIABLE):
         return None
     home, newest = home_folder(), None
+    default = Store(default_root(home), home)
     for begun in begun_runs(home):
         newest = newest or begun
         if name == begun.recipe or (len(name) > DATE_DIGITS and begun.run.startswith(name)):
-            return begun.store
-    return newest.store if newest and not Store(default_root(home), home).is_made() else None
+            # the logs of a home that was copied name the place of the other one
+            return None if default.run(begun.run) else begun.store
+    return newest.store if newest and not default.is_made() else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -38,7 +39,7 @@ from trnflow.tasks.kinds.unpaired_preference import MarkedRewards
 
 TASK = "classification"
 CAUSES = {
-    "worse": "the model is worse than",
+    "worse": "^the model is worse than",
     "no better": "do not show that the model is better",
     "own labels": "has a label of its own",
     "one class": "have the label",
@@ -57,13 +58,13 @@ CAUSES = {
     "few": "are few",
     "endless": "did not end",
 }
-"""{cause: words that only its sentence has}"""
+"""{cause: a pattern that only its sentence has}"""
 
 
 def said(lines: Sequence[str]) -> set[str]:
     """Return the causes of a verdict, whose first line is none."""
     assert 1 <= len(lines) <= MOST and all("\n" not in line for line in lines)
-    return {name for name, words in CAUSES.items() if any(words in line for line in lines[1:])}
+    return {name for name, words in CAUSES.items() if any(re.search(words, line) for line in lines[1:])}
 
 
 def lost(rows: int, **counts: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -41,6 +42,20 @@ def begin(home: Path, run: str, root: Path) -> Store:
     log.parent.mkdir(parents=True)
     log.write_text(json.dumps({"recipe": "tickets", "store": str(root)}) + "\n")
     return Store(str(root), home)
+
+
+def test_a_home_that_was_copied_reads_its_own_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRNFLOW_STORE", raising=False)
+    first, copy = tmp_path / "first", tmp_path / "copy"
+    store, run = Store(str(first / "store"), first), "20260101T000000Z-abcdef"
+    store.prepare()
+    store.write_run(run, {"recipe": "tickets", "outcome": "completed", "stages": []})
+    log = run_folder(first, run) / FILE
+    log.parent.mkdir(parents=True)
+    log.write_text(json.dumps({"recipe": "tickets", "store": store.root}) + "\n")
+    shutil.copytree(first, copy)
+    monkeypatch.setenv("TRNFLOW_HOME", str(copy))
+    assert past_store(None, "tickets").root == str(copy / "store")
 
 
 def test_a_store_s_option_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
