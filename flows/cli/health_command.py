@@ -300,9 +300,11 @@ def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: 
 def _elsewhere(home: Path, root: str, problems: Problems) -> dict[str, Store]:
     """Return the store of each recipe whose newest run on this machine was in another one than `root`."""
     newest: dict[str, str] = {}
-    known = {*Store(root, home).run_ids()}  # the logs of a home that was copied name the place of the other one
+    own = Store(root, home)
     for begun in begun_runs(home):
-        newest.setdefault(begun.recipe, root if begun.run in known else begun.store)
+        if begun.recipe not in newest:
+            # the logs of a home that was copied name the place of the other one
+            newest[begun.recipe] = root if begun.store == root or own.run(begun.run) else begun.store
     others = [place for place in dict.fromkeys(newest.values()) if place != root]
     # one that can't be read becomes a problem, and those of other recipes are looked at
     judged = {place: _answer("recipes", partial(_judged, home, place), problems) or {} for place in others}
