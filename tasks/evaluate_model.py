@@ -48,7 +48,7 @@ from trnflow.tasks.stage import Kept, Keyed, Workdir, read_json, stage, write_js
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.columns import ClassPredictions
-    from trnflow.tasks.evaluation.report_document import Generation, Report, TaskReport, WrongRow
+    from trnflow.tasks.evaluation.report_document import BaselineReport, Generation, Report, TaskReport, WrongRow
     from trnflow.tasks.metadata import Task
     from trnflow.tasks.system.arrays import Ints
 
@@ -175,9 +175,7 @@ def evaluate_model(
         report["harness"] = read_json(harness_results.path / "harness.json")
     if baselines:
         report["baselines"] = baselines
-        for entry in baselines:
-            if "left_out" in entry:
-                out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
+        _say_left_out(baselines, out)
     if shards is not None and "curves" in shards.meta:
         report["curves"] = shards.meta["curves"]
     report["notes"] = verdict(_facts(report, texts, packed, predictions, compared, shards, out.path))
@@ -186,6 +184,12 @@ def evaluate_model(
     hidden = {score.name for score in SCORES if score.report_only}
     shown = metrics_of(baselines) | {key: metrics[key] for key in metrics if key not in hidden}
     return {"task": task, "split": made["split"], "metrics": shown, **own, "notes": report["notes"]}
+
+
+def _say_left_out(baselines: list[BaselineReport], out: Workdir) -> None:
+    for entry in baselines:
+        if "left_out" in entry:
+            out.info(f"no {entry['name']} to compare with: {entry['left_out']}")
 
 
 def _facts(

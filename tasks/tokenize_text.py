@@ -217,12 +217,7 @@ def tokenize_text(
         },
         **ends,  # type: ignore[typeddict-item]  # mypy fears other keys in it
     }
-    if "new_tokens" in special:
-        meta["new_tokens"] = special["new_tokens"]
-    if head := texts.meta.get("head"):
-        meta["head"] = head
-    elif reads_pairs(texts.meta):
-        meta["pair"] = True
+    _add_optional(meta, special, texts.meta)
     return meta
 
 
@@ -240,6 +235,15 @@ def _remark(config: TokenizeConfig, texts: Input[TextsMeta], out: Workdir) -> No
         lost = lost_difference(files["train"], out.path / "train", labels, config.max_length, loaded.id_of("unk_token"))
         if lost:
             out.warn(lost)
+
+
+def _add_optional(meta: TokensMeta, special: SpecialIds, texts: TextsMeta) -> None:
+    if "new_tokens" in special:
+        meta["new_tokens"] = special["new_tokens"]
+    if head := texts.get("head"):
+        meta["head"] = head
+    elif reads_pairs(texts):
+        meta["pair"] = True
 
 
 def has_types(texts: TextsMeta) -> bool:

@@ -86,8 +86,7 @@ def load_splits(config: DataConfig, source: Source, frozen: Input[FrozenMeta] | 
     if names:
         _report_labels(names, counts, out)
         for labels in filter(None, sets.values()):
-            if equal := [f"{text} as {name}" for text, name in labels.equal_numbers.items()]:
-                out.info(f"labels that are equal numbers count as one: {', '.join(equal[:MOST_SHOWN])}")
+            _report_equal_numbers(labels, out)
     meta: RowsMeta = {
         "splits": rows,
         "columns": written_columns([source.columns for source in read.values()]),
@@ -308,3 +307,8 @@ def _report_labels(names: list[str], counts: dict[str, dict[str, int]], out: Wor
     out.info(f"labels of train: {some}")
     for remark in (*alike(names), *say_the_same(names)):
         out.warn(remark)
+
+
+def _report_equal_numbers(labels: LabelSet, out: Workdir) -> None:
+    if equal := [f"{text} as {name}" for text, name in labels.equal_numbers.items()]:
+        out.info(f"labels that are equal numbers count as one: {', '.join(equal[:MOST_SHOWN])}")
