@@ -30,7 +30,10 @@ def past_run(store: Store, text: str, more_runs: Iterable[str] = ()) -> str:
     more_runs: ids of runs that are not on record; with any, those of this machine count for a recipe, too.
     """
     name, more = model_name(text), {*more_runs}
-    begun = [begun for begun in begun_runs(store.home) if begun.store == store.root and begun.recipe == name.recipe]
+    begun = [
+        each for each in begun_runs(store.home)
+        if each.recipe == name.recipe and (each.store == store.root or store.run(each.run))
+    ]  # fmt: skip
     if not is_recipe(text) and not (begun and name.text == name.recipe):
         return find_run(store, name, more)
     here = {each.run for each in begun if not each.run.endswith(PREVIEW)} & more
