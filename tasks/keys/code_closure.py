@@ -34,7 +34,8 @@ PLUMBING = frozenset(
         "trnflow.tasks.sources.paths",
         "trnflow.tasks.sources.remote_errors", "trnflow.tasks.sources.resolver",
         "trnflow.tasks.sources.sentence_files", "trnflow.tasks.sources.weight_files",
-        "trnflow.tasks.system.disk", "trnflow.tasks.system.private_files", "trnflow.tasks.system.redaction",
+        "trnflow.tasks.system.disk", "trnflow.tasks.system.json_objects", "trnflow.tasks.system.private_files",
+        "trnflow.tasks.system.redaction",
         "trnflow.tasks.system.terminal", "trnflow.tasks.system.threads",
     }
 )  # fmt: skip
