@@ -29,7 +29,7 @@ from trnflow.tasks.export.targets import open_export
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.prediction.carried import CUT, REMARK
 from trnflow.tasks.prediction.prompts import Parts, Shape
-from trnflow.tasks.prediction.tokenizing import embedding, tokenizing
+from trnflow.tasks.prediction.tokenizing import computing, tokenizing
 from trnflow.tasks.stage import read_json
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -143,7 +143,7 @@ class Classifier:
                 column[at, : len(values)] = torch.from_numpy(values).long()
                 attention_mask[at, : len(values)] = 1
         given = (input_ids, attention_mask, types)[: self._program.inputs]
-        with torch.inference_mode(), embedding(self._name):
+        with torch.inference_mode(), computing(self._name):
             logits = self._program.call(*given)[: len(rows)].float()
         predicted = self._kind.values_of(logits)
         if not predicted.isfinite().all():

@@ -18,7 +18,7 @@ from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.errors import DataError, ModelError
 from trnflow.tasks.evaluation.generation import position_ids, prompt_encoder, prompt_ids, shortened
 from trnflow.tasks.evaluation.models import load_model, longest_sequence
-from trnflow.tasks.prediction.tokenizing import embedding, tokenizing
+from trnflow.tasks.prediction.tokenizing import computing, tokenizing
 
 SEED = 0
 PROMPT = 32_768
@@ -55,7 +55,7 @@ class Generator:
         ends = [] if stop.eos_token_id is None else np.atleast_1d(stop.eos_token_id).tolist()
         # one prompt at a time from one seed: a text does not depend on the others of its file
         torch.manual_seed(SEED)
-        with torch.inference_mode(), embedding(self._name), _foreign_settings(self._name):
+        with torch.inference_mode(), computing(self._name), _foreign_settings(self._name):
             generated = self._model.generate(
                 row,
                 attention_mask=torch.ones_like(row),

@@ -33,8 +33,8 @@ def tokenizing(name: str, characters: int = 0) -> Iterator[None]:
 
 
 @contextmanager
-def embedding(name: str) -> Iterator[None]:
-    """Turn any error of the model in the folder `name` into a ModelError."""
+def computing(name: str) -> Iterator[None]:
+    """Call a model in this block; its errors become ModelErrors. name: of its folder."""
     try:
         yield
     except IndexError as error:
