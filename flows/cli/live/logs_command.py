@@ -97,7 +97,7 @@ def _print_new(log: Log, printed: dict[Path, int], *, whole: bool) -> None:
     """Print what was added to a log since the last call. printed: {log: bytes}; whole: see `_text`."""
     text = _text(log.file, printed.get(log.file, 0), whole=whole)
     if log.file not in printed:
-        sys.stdout.write(f"== {log.stage} ==\n")
+        sys.stdout.write(f"== {log.stage} =={'' if text or not whole else ' (nothing printed)'}\n")
     printed[log.file] = printed.get(log.file, 0) + len(text.encode("utf-8", "surrogateescape"))
     sys.stdout.write(printable(_as_utf8(scrub(text)).replace("\r\n", "\n")))
     if text and not text.endswith("\n"):

@@ -90,8 +90,8 @@ def killed_retrains(store: Store, recipe: str, known: set[str]) -> Iterator[Firi
     for state in killed_runs(store, known):
         if (state.recipe, state.kind) == (recipe, "retrain"):
             killed = logged_summary(state)
-            place = f"killed at {place_of(killed)}" if killed["stage"] else "killed before its first stage"
-            why = f"{place}; the next retrain goes on from what was saved"
+            place = f"killed at {place_of(killed)}; the next retrain goes on from what was saved"
+            why = place if killed["stage"] else "killed before its first stage"
             yield {"created": str(killed["ended"]), "outcome": "killed", "run": state.run, "why": why}
 
 

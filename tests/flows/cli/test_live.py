@@ -107,6 +107,9 @@ def test_a_log_is_printed_line_by_line_and_hides_secrets(tmp_path: Path, capsys:
         print_new(log, printed, whole=whole)
         shown.append(capsys.readouterr().out)
     assert shown == ["== train ==\none\n", "https://***@host.example/\n", "the last words\n"]
+    (tmp_path / "pack.log").touch()
+    print_new(Log(tmp_path / "pack.log", "pack_chunks"), printed, whole=True)
+    assert capsys.readouterr().out == "== pack_chunks == (nothing printed)\n"
 
 
 KILLED = """
