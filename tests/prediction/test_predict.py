@@ -314,6 +314,21 @@ def test_a_format_that_is_no_object_is_one_line(classes: Path, tmp_path: Path, t
         predict(model, "where")
 
 
+@pytest.mark.parametrize("labels", [{"5": "a", "6": "b", "7": "c"}, {"0": "a", "1": "b", "2": "a"}, None])
+def test_labels_that_do_not_name_each_class_once_are_refused(
+    classes: Path, tmp_path: Path, labels: dict[str, str] | None
+) -> None:
+    """Else a KeyError, or of two classes with one name the probability of one alone."""
+    model = shutil.copytree(classes, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"id2label": labels}
+    if labels is None:
+        del config["id2label"]
+        config["num_labels"] = 3
+    write_json(model / "config.json", config)
+    with pytest.raises(ModelError, match=r"config\.json: id2label must name each class once, by its number from 0"):
+        predict(model, [{"title": "where", "body": "is"}])
+
+
 def test_weights_that_a_model_lacks_are_not_replaced_by_random_ones(classes: Path, tmp_path: Path) -> None:
     """`generated` was another text each time, without a word: transformers warns in its log alone."""
     model = shutil.copytree(classes, tmp_path / "model")
