@@ -66,7 +66,8 @@ class Classifier:
             tokenizer = read_tokenizer(folder)
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        self._encoder = self._encoder_of(tokenizer, encoder_type(rows.task, pair=has_pairs(folder)))
+        with tokenizing(self._name):
+            self._encoder = self._encoder_of(tokenizer, encoder_type(rows.task, pair=has_pairs(folder)))
         self._pad = tokenizer.pad_id
         named = read_json(folder / "config.json").get("id2label") or {"": ""}
         names = {number: str(name) for number, name in named.items()}
