@@ -84,10 +84,12 @@ Problems = list[str]
 class Asked:
     """What the store has said of its recipes so far; the threads that ask it add to it.
 
-    names: None before the store has listed them. rows: {recipe: its row, or None because of a problem}.
+    names: None before the store has listed them. unknown: those without a decision. rows: {recipe: its row, or None because
+    of a problem}.
     """
 
     names: list[str] | None = None
+    unknown: set[str] = field(default_factory=set)
     rows: dict[str, RecipeHealth | None] = field(default_factory=dict)
     problems: dict[str, Problems] = field(default_factory=dict)
 
@@ -130,7 +132,7 @@ def look_after(home: Path, root: str | None = None, recipe: str | None = None) -
     }  # fmt: skip
     found, problems = _in_time(parts)
     unanswered = [name for name in parts if name not in found and (name != "recipes" or asked.names is None)]
-    rows, names = dict(asked.rows), asked.names or []
+    rows, names = dict(asked.rows), [name for name in asked.names or () if name not in asked.unknown]
     if asked.names is not None:
         found["recipes"] = [row for name in names if (row := rows.get(name))]
         unanswered += [f"{name} (recipe)" for name in names if name not in rows]
@@ -165,8 +167,7 @@ def _in_time(parts: dict[str, Callable[[Problems], Any]]) -> tuple[Meta, Problem
         thread.start()
     for thread in threads:
         thread.join(max(deadline - time.monotonic(), 0.0))
-    found = dict(found)
-    return found, [problem for name in parts if name in found for problem in problems[name]]
+    return dict(found), [problem for name in parts for problem in problems[name]]
 
 
 def _answer(name: str, part: Callable[[Problems], Any], problems: Problems) -> Any:
@@ -278,43 +279,46 @@ def _verify(home: Path, root: str, problems: Problems) -> LastVerified:
 
 def _recipes(home: Path, root: str, recipe: str | None, elsewhere: bool, asked: Asked, problems: Problems) -> None:
     store = Store(root, home)
-    stores: dict[str, Store] = {}
+    own: list[str] = []
     if store.is_made():
-        stores = dict.fromkeys([recipe] if recipe else recipes_of(store), store)
+        own = [recipe] if recipe else recipes_of(store)
     elif not _is_awaited(home, root):
         store.check()
-    if elsewhere:
-        stores |= _elsewhere(home, root, problems)
-    places = {place.root: place for place in stores.values()}
-    runs = {place: {*each.run_ids()} for place, each in places.items()}
-    asked.names = [*stores]
+    newest = _elsewhere(home, store) if elsewhere else {}
+    asked.names = [*dict.fromkeys([*own, *newest])]
 
-    def ask(name: str) -> None:
-        asked.problems[name] = []
-        place = stores[name]
-        asked.rows[name] = _answer(name, partial(_recipe, place, name, runs[place.root]), asked.problems[name])
+    def look(place: str) -> None:
+        names = {name for name in asked.names or () if newest.get(name, root) == place}
+        # one that can't be read becomes a problem, and those of others are looked at
+        _answer("recipes", partial(_look, home, place, names, store, {*own}, asked), problems)
+        asked.unknown |= names - {*asked.rows}
 
-    in_threads(ask, asked.names, READERS)
+    # at a time: a store that does not answer costs the recipes of others nothing
+    in_threads(look, [*dict.fromkeys([root, *newest.values()])], READERS)
 
 
-def _elsewhere(home: Path, root: str, problems: Problems) -> dict[str, Store]:
-    """Return the store of each recipe whose newest run on this machine was in another one than `root`."""
+def _elsewhere(home: Path, own: Store) -> dict[str, str]:
+    """Return the root of the store of each recipe whose newest run on this machine was in another one than `own`."""
     newest: dict[str, str] = {}
-    own = Store(root, home)
     for begun in begun_runs(home):
         if begun.recipe not in newest:
             # the logs of a home that was copied name the place of the other one
-            newest[begun.recipe] = root if begun.store == root or own.run(begun.run) else begun.store
-    others = [place for place in dict.fromkeys(newest.values()) if place != root]
-    # one that can't be read becomes a problem, and those of other recipes are looked at
-    judged = {place: _answer("recipes", partial(_judged, home, place), problems) or {} for place in others}
-    return {name: judged[place][name] for name, place in newest.items() if name in judged.get(place, {})}
+            newest[begun.recipe] = own.root if begun.store == own.root or own.run(begun.run) else begun.store
+    return {name: place for name, place in newest.items() if place != own.root}
 
 
-def _judged(home: Path, root: str, _: Problems) -> dict[str, Store]:
-    """Return the store at a root for each recipe with a decision there."""
-    store = Store(root, home)
-    return dict.fromkeys(recipes_of(store), store) if store.is_made() else {}
+def _look(home: Path, place: str, names: set[str], own: Store, of_own: set[str], asked: Asked, _: Problems) -> None:
+    """Ask a store about its recipes, and of those without a decision there the store `own`, which has the recipes `of_own`."""
+    there = Store(place, home)
+    judged = of_own if place == own.root else {*(recipes_of(there) if there.is_made() else ())}
+    for where, some in ((there, names & judged), (own, (names & of_own) - judged)):
+        runs = {*where.run_ids()} if some else set()
+        in_threads(partial(_ask, asked, where, runs), sorted(some), READERS)
+
+
+def _ask(asked: Asked, store: Store, runs: set[str], name: str) -> None:
+    asked.problems[name] = []
+    asked.rows[name] = _answer(name, partial(_recipe, store, name, runs), asked.problems[name])
 
 
 def _recipe(store: Store, name: str, runs: set[str], problems: Problems) -> RecipeHealth:

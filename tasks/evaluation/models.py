@@ -30,10 +30,17 @@ def load_model(folder: Path, task: str) -> PreTrainedModel:
 
     kind = kind_of(task)
     try:
-        loads = getattr(auto, kind.auto_class).from_pretrained
         # unless told, transformers asks on the terminal whether it may run the folder's code
-        model, found = loads(
-            folder, local_files_only=True, trust_remote_code=False, dtype="auto", output_loading_info=True
+        config = auto.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        # else it would download the program of attention that config.json names
+        config._attn_implementation = None
+        model, found = getattr(auto, kind.auto_class).from_pretrained(
+            folder,
+            config=config,
+            local_files_only=True,
+            trust_remote_code=False,
+            dtype="auto",
+            output_loading_info=True,
         )
     except (TrnflowError, MemoryError):  # such as a signal's
         raise

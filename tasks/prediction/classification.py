@@ -66,10 +66,17 @@ class Classifier:
             tokenizer = read_tokenizer(folder)
         self._program = _exported(folder) if exported else _eager(folder, rows.task)
         self.max_length = min(rows.max_length, self._program.longest or rows.max_length)
-        self._encoder = self._encoder_of(tokenizer, encoder_type(rows.task, pair=has_pairs(folder)))
+        with tokenizing(self._name):
+            self._encoder = self._encoder_of(tokenizer, encoder_type(rows.task, pair=has_pairs(folder)))
         self._pad = tokenizer.pad_id
-        named = read_json(folder / "config.json")["id2label"]
-        self.labels = [str(named[str(index)]) for index in range(len(named))]
+        named = read_json(folder / "config.json").get("id2label") or {"": ""}
+        names = {number: str(name) for number, name in named.items()}
+        if {*names} != {*map(str, range(len(names)))} or len({*names.values()}) < len(names):
+            raise ModelError(
+                f"{folder / 'config.json'}: id2label must name each class once, by its number from 0",
+                "get the model anew",
+            )
+        self.labels = [names[str(index)] for index in range(len(names))]
 
     def predict(self, given: list[Parts]) -> list[Meta]:
         """Return {text, the task's answer, cut: tokens left out, if any} of each row; of a pair also text_pair. Raises

@@ -18,13 +18,14 @@ CHARACTERS = 20_000
 def tokenizing(name: str, characters: int = 0) -> Iterator[None]:
     """Call a tokenizer in this block. name: of the model's folder, for errors; characters: of its texts.
 
-    In the command `predict` the process ends after SECONDS and more. Raises ModelError in place of the library's panic.
+    In the command `predict` the process ends after SECONDS and more. Raises ModelError in place of the library's errors.
     """
     try:
         with limited_time(SECONDS + characters / CHARACTERS):
             yield
     except BaseException as error:
-        if type(error).__name__ != "PanicException":  # which is no Exception, and can't be imported
+        # the first is no Exception, and can't be imported; the library raises the second bare
+        if type(error).__name__ != "PanicException" and type(error) is not Exception:
             raise
         raise ModelError(
             f"the tokenizer of {name} can't read the text: {error}",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
+from collections.abc import Callable
 from pathlib import Path
 from threading import get_ident
 from typing import Protocol
 
-from trnflow.tasks.keys.hash_cache import Memo
+from trnflow.tasks.keys.hash_cache import Memo, sha256_file
 from trnflow.tasks.system.disk import check_room
 
 _CHUNK = 1 << 20
@@ -40,14 +40,22 @@ class DownloadCache:
     def add(self, stream: Readable) -> str:
         """Copy a stream to its end, and return its digest; a failure leaves nothing. Raises OSError, or
         MachineError before the disk is full."""
-        temporary, digest = self.folder / f".{os.getpid()}.{get_ident()}", hashlib.sha256()
-        try:
+
+        def copy(temporary: Path, room: Callable[[], None]) -> None:
             with temporary.open("wb") as file:
                 while chunk := stream.read(_CHUNK):
-                    check_room(self.folder, len(chunk))
-                    digest.update(chunk)
+                    room()
                     file.write(chunk)
-            temporary.replace(self.folder / digest.hexdigest())
+
+        return self.fetch(copy)
+
+    def fetch(self, download: Callable[[Path, Callable[[], None]], None]) -> str:
+        """As `add`, of what `download` writes. It gets the path, and a function to call before each part."""
+        temporary = self.folder / f".{os.getpid()}.{get_ident()}"
+        try:
+            download(temporary, lambda: check_room(self.folder, _CHUNK))
+            digest = sha256_file(str(temporary))
+            temporary.replace(self.path(digest))
         finally:
             temporary.unlink(missing_ok=True)
-        return f"sha256:{digest.hexdigest()}"
+        return digest

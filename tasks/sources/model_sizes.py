@@ -71,6 +71,8 @@ _OTHER = re.compile(r"^(mscale|dropout)_")
 """Names that end as a size's, and are a factor or a share."""
 _FROM_THE_END = re.compile(r"_layer$|^(chunk_size|max_relative_positions|max_image_length|num_images)$")
 """Numbers for which transformers' own configurations have -1 or -2: a layer counted from the last, or "no limit"."""
+_LIMIT = "time_step_limit"
+"""Mamba2's, Bamba's, Falcon-H1's, Granite's and Nemotron-H's bounds, of which the upper one is infinite."""
 _POSITION_TABLE = re.compile(r"(position_embeddings?|embed_positions|wpe)\.weight$")
 _NUMBERED = re.compile(r"\.(\d{1,18})\.")
 
@@ -113,6 +115,8 @@ def _value_error(fields: Meta) -> str | None:
         value = within.pop()
         if isinstance(value, dict | list):
             for name, each in value.items() if isinstance(value, dict) else enumerate(value):
+                if name == _LIMIT:
+                    continue
                 if isinstance(each, float) and not math.isfinite(each) and not _SIZE.search(str(name)):
                     return f"{name} is {each}, and must be a finite number"
                 within.append(each)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import glob
-from pathlib import PurePosixPath
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -97,12 +98,20 @@ def _download(filesystem: Any, path: str, info: Meta, source: str, resolver: Res
     if path.startswith(("http://", "https://")):
         digest = _download_http(filesystem, path, cache)
     else:
-        with filesystem.open(path, "rb") as stream:
-            digest = cache.add(stream)
+        digest = cache.fetch(lambda file, room: _download_whole(filesystem, path, file, room))
     if tag:
         resolver.memo.put("etag", asked, tag, digest)
         resolver.memo.save()
     return digest
+
+
+def _download_whole(filesystem: Any, path: str, file: Path, room: Callable[[], None]) -> None:
+    """Download a file by one request. room: called as bytes come."""
+    from fsspec.callbacks import Callback
+
+    # not by ranges, as below: a filesystem that would ask for several at a time has `max_concurrency`
+    one = {"max_concurrency": 1} if hasattr(filesystem, "max_concurrency") else {}
+    filesystem.get_file(path, str(file), callback=Callback(hooks={"room": lambda *_, **__: room()}), **one)
 
 
 def _download_http(filesystem: Any, url: str, cache: DownloadCache) -> str:

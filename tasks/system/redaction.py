@@ -27,6 +27,8 @@ SHORTEST_SECRET = 6
 # a URL's user name of this length counts as a token, even before a password
 LONG_USER = 12
 
+LONGEST = 10_000
+"""Most characters of an error's message."""
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _REFERENCES = r"(?:\$\{[A-Za-z_][A-Za-z0-9_]*\})+"
 _ONLY_REFERENCES = re.compile(_REFERENCES)
@@ -192,9 +194,11 @@ def map_leaves(change: Callable[[Any], Any], value: Any) -> Any:
 
 
 def scrubbed(error: TrnflowError) -> TrnflowError:
-    """Scrub an error's message, fix and details in place, and return it."""
+    """Scrub an error's message, fix and details in place, cut what may quote a value of any length, and return it."""
     trace = scrub("".join(traceback.format_exception(error)))
-    error.message, error.fix = scrub(error.message), scrub(error.fix)
+    error.message, error.fix = (
+        text if len(text) <= LONGEST else f"{text[:LONGEST]}..." for text in (scrub(error.message), scrub(error.fix))
+    )
     error.args = (error.message,)
     error.details = scrub(error.details) or trace
     # the cause may hold secrets; its traceback is in the details

@@ -17,7 +17,7 @@ from PIL import Image
 
 from tests.helpers import small_models
 from tests.helpers.kept_inputs import run_whole
-from tests.helpers.small_models import Rows
+from tests.helpers.small_models import Rows, bert
 from tests.training.toys import packed_classes
 from trnflow.tasks.artifact import Input, Meta
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
@@ -482,6 +482,15 @@ def test_code_in_a_model_s_folder_is_neither_run_nor_asked_for(tmp_path, monkeyp
     monkeypatch.setattr("builtins.input", lambda text: "y")
     with pytest.raises(ModelError, match="trust_remote_code"):
         load_model(tmp_path, "causal_lm")
+
+
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
+def test_a_model_s_folder_chooses_no_program_of_attention(tmp_path, name):
+    """Of a name such as org/kernel transformers downloads a program from the hub, where the package `kernels` is installed."""
+    bert(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, name: "evil/kernel"}))
+    assert load_model(tmp_path, "classification").config._attn_implementation == "sdpa"
 
 
 @pytest.mark.parametrize("error", [Interrupted("stopped by a signal", ""), MemoryError("no memory")])

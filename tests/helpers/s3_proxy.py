@@ -5,7 +5,8 @@
 TROUBLES is a JSON file that is read at each request: a list of {"methods": "PUT POST", "part": "records/", "times": N, ...}.
 The first that fits a request (its method; `part` in its path and query) is done, N times or always:
 {"status": 403, "code": "AccessDenied"} answers so, {"delay": seconds} waits first, {"drop": "before"} closes the connection
-instead of asking the server, {"drop": "after"} instead of passing on what it said, {"drop": "half"} in the middle of that.
+instead of asking the server, {"drop": "after"} instead of passing on what it said, {"drop": "half"} in the middle of that,
+{"size": "10"} says that of the object's length.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Handler(BaseHTTPRequestHandler):
             if name.lower() not in HOP | {"content-length"}:
                 self.send_header(name, value)
         length = answer.getheader("content-length") if self.command == "HEAD" else str(len(data))
-        self.send_header("Content-Length", length or "0")
+        self.send_header("Content-Length", trouble.get("size") or length or "0")
         self.end_headers()
         if trouble.get("drop") == "half":
             self.wfile.write(data[: len(data) // 2])

@@ -314,6 +314,52 @@ def test_a_format_that_is_no_object_is_one_line(classes: Path, tmp_path: Path, t
         predict(model, "where")
 
 
+def test_a_tokenizer_s_setting_of_another_type_is_one_line(classes: Path, tmp_path: Path) -> None:
+    model = shutil.copytree(classes, tmp_path / "model")
+    settings = json.loads((model / "tokenizer_config.json").read_text())
+    write_json(model / "tokenizer_config.json", settings | {"do_lower_case": None})
+    with pytest.raises(ModelError, match=r"tokenizer_config\.json: 'None' is not .*'lowercase'"):
+        predict(model, [{"title": "where", "body": "is"}])
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("model", {"type": "WordLevel", "vocab": {}, "unk_token": "x"}),
+        (
+            "post_processor",
+            {
+                "type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "pair": [],
+                "special_tokens": {},
+            },
+        ),
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_reads_no_text_is_one_line(
+    classes: Path, tmp_path: Path, part: str, value: dict[str, Any]
+) -> None:
+    model = shutil.copytree(classes, tmp_path / "model")
+    document = json.loads((model / "tokenizer.json").read_text())
+    write_json(model / "tokenizer.json", document | {part: value})
+    with pytest.raises(ModelError, match="the tokenizer of model can't read the text"):
+        predict(model, [{"title": "where", "body": "is"}])
+
+
+@pytest.mark.parametrize("labels", [{"5": "a", "6": "b", "7": "c"}, {"0": "a", "1": "b", "2": "a"}, None])
+def test_labels_that_do_not_name_each_class_once_are_refused(
+    classes: Path, tmp_path: Path, labels: dict[str, str] | None
+) -> None:
+    """Else a KeyError, or of two classes with one name the probability of one alone."""
+    model = shutil.copytree(classes, tmp_path / "model")
+    config = json.loads((model / "config.json").read_text()) | {"id2label": labels}
+    if labels is None:
+        del config["id2label"]
+        config["num_labels"] = 3
+    write_json(model / "config.json", config)
+    with pytest.raises(ModelError, match=r"config\.json: id2label must name each class once, by its number from 0"):
+        predict(model, [{"title": "where", "body": "is"}])
+
+
 def test_weights_that_a_model_lacks_are_not_replaced_by_random_ones(classes: Path, tmp_path: Path) -> None:
     """`generated` was another text each time, without a word: transformers warns in its log alone."""
     model = shutil.copytree(classes, tmp_path / "model")

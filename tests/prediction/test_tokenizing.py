@@ -43,12 +43,15 @@ def split(pattern: str) -> dict[str, Any]:
     return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
 
 
-def model_of(folder: Path, shared: Path, change: dict[str, Any]) -> tuple[Store, Artifact]:
+def model_of(folder: Path, shared: Path, change: dict[str, Any], chat_template: str = "") -> tuple[Store, Artifact]:
     model = folder / "model"
     shutil.copytree(shared / "assets/stories260K-hf", model, copy_function=shutil.copyfile)
     document = json.loads((model / "tokenizer.json").read_text())
     (model / "tokenizer.json").write_text(json.dumps({**document, **change}))
-    rows = {"settings": FormatConfig(task="text").model_dump(), "text": ["text"], "columns": ["text"], "nested": []}
+    task, column = ("chat", "messages") if chat_template else ("text", "text")
+    rows = {"settings": FormatConfig(task=task).model_dump(), "text": [column], "columns": [column], "nested": []}
+    if chat_template:
+        (model / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
     described = {"format": FORMAT, "version": VERSION, "task": "causal_lm", "rows": rows, "max_length": 64}
     write_json(model / ROW_FORMAT_FILE, described)
     store = new_store(folder)

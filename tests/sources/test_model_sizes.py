@@ -78,6 +78,10 @@ PUBLIC: dict[str, Meta] = {
         "num_hidden_layers": 126, "num_attention_heads": 128, "num_key_value_heads": 8, "max_position_embeddings": 131072,
         "rope_scaling": {"factor": 8.0, "original_max_position_embeddings": 8192, "rope_type": "llama3"},
     },
+    "Nemotron-H-8B": {
+        "model_type": "nemotron_h", "vocab_size": 131072, "hidden_size": 4096, "num_hidden_layers": 52,
+        "time_step_limit": [0.0, float("inf")],
+    },
 }  # fmt: skip
 
 

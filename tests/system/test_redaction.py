@@ -227,6 +227,12 @@ def test_a_secret_with_a_long_name_is_hidden(name: str) -> None:
     assert scrub("hunter42") == "***"
 
 
+def test_an_error_that_quotes_a_value_of_any_length_is_cut() -> None:
+    """A field of a forged document filled the terminal with megabytes."""
+    error = redact.scrubbed(DataError("x" * 2_000_000, "y" * 2_000_000))
+    assert error.message == error.args[0] == "x" * redact.LONGEST + "..." and len(error.fix) == redact.LONGEST + 3
+
+
 @pytest.mark.parametrize("text", ["a" * 200_000, "http://x?" + "token" * 40_000, "http://x?" + "token" * 40_000 + "="])
 def test_a_long_text_takes_no_time_with_the_square_of_its_length(text: str) -> None:
     """Prefect may send a parameter of a megabyte, for which a command computed for hours."""

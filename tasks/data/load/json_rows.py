@@ -13,7 +13,7 @@ from typing import Any, TextIO
 import pyarrow as pa
 
 from trnflow.tasks.data.load.column_types import WrittenNumbers, encode_json, is_nested, json_object
-from trnflow.tasks.data.load.row_sizes import ENTRY
+from trnflow.tasks.data.load.row_sizes import BATCH, ENTRY
 from trnflow.tasks.data.load.streams import (
     BUFFER,
     check_width,
@@ -34,6 +34,8 @@ FIX = "give one object a line, or one array of objects"
 LONGEST_TOKEN = 16
 """Characters of the longest token of JSON that is neither text nor number, and some more."""
 _BLANKS = re.compile(r"[ \t\r\n]*")
+OBJECT = 32
+"""Bytes that are read in the time that it takes to read an object of none."""
 LARGEST = 1 << 63
 """The magnitude from which on integers may not fit into 64 bits."""
 
@@ -62,6 +64,8 @@ def open_json(path: Path, name: str) -> tuple[pa.Schema, Callable[[list[str]], I
     for row, _ in _objects(path, name, first):
         check_width(max(len(kinds), len(row)), name)
         count += 1
+        if count % BATCH == 0:
+            check_growth(name, path.stat().st_size, count * OBJECT, "give the unpacked file")
         for key, value in row.items():
             kind = type(value)
             if kind is int and not -LARGEST <= value < LARGEST:

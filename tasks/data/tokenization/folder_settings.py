@@ -64,7 +64,11 @@ def _change_normalizer(tokenizer: Tokenizer, config: Meta) -> bool:
     known = json.loads(tokenizer.normalizer.__getstate__())
     known.pop("type")
     named = {field: config[name] for name, field in NORMALIZERS.items() if name in config}
-    tokenizer.normalizer = normalizers.BertNormalizer(**known | named)
+    try:
+        tokenizer.normalizer = normalizers.BertNormalizer(**known | named)
+    except TypeError as error:
+        what = " ".join([str(error), *getattr(error, "__notes__", ())])
+        raise ModelError(f"{TOKENIZER_CONFIG}: {what}", "set it to true or false") from error
     return bool(known | named != known)
 
 

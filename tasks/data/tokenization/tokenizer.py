@@ -198,7 +198,8 @@ def _read_vocabulary(folder: Path) -> FastTokenizer:
     entries = (folder / "vocab.txt").read_text(encoding="utf-8").split("\n")
     vocabulary = {entry: index for index, entry in enumerate(entries) if entry}
     config = read_object(folder / TOKENIZER_CONFIG)
-    lowercase = config.get("do_lower_case", not any(entry.lower() != entry for entry in vocabulary if entry[0] != "["))
+    has_capitals = any(entry.lower() != entry for entry in vocabulary if entry[0] != "[")
+    lowercase = bool(config.get("do_lower_case", not has_capitals))
     special = {**BERT_SPECIAL, **(special_tokens(folder) or {})}
     missing = [text for text in special.values() if text not in vocabulary]
     if missing:

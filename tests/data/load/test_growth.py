@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import lzma
 import random
@@ -265,6 +266,17 @@ def test_keys_that_rows_lack_count(bench, tmp_path):
     with pytest.raises(DataError, match="to more than 9,0"):  # before an array is made
         next(rows.batches(rows.schema.names))
     assert bench.rows(source=str(tmp_path / "a.jsonl"), text="text").meta["splits"] == {"train": 1500}
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("form", ["{}\n", ",{}"])
+def test_short_objects_count_by_the_time_that_they_take(bench, tmp_path, form):
+    """20 million of them, 60 kB, took a minute."""
+    text = form * 200_000
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress((text if form[0] == "{" else f"[{text[1:]}]").encode()))
+    error = failure(bench, DataError, source=str(tmp_path / "a.json.gz"), format="json")
+    assert "a.json.gz grows from " in error and "bytes to more than 2,2" in error
+    assert "is empty" in failure(bench, DataError, source=str(tmp_path / "a.json.gz"), max_growth=100_000)
 
 
 @pytest.mark.usefixtures("small")

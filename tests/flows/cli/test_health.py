@@ -176,10 +176,36 @@ import time
 from trnflow.tasks.store.local import LocalBackend
 read = LocalBackend.read
 def slowly(self, name):
-    time.sleep(60 * name.endswith("ledger/slow/1.json"))
+    time.sleep(60 * (name.endswith("ledger/slow/1.json") or self.root.endswith("/silent")))
     return read(self, name)
 LocalBackend.read = slowly
 """
+
+
+def slow_shell(folder: Path) -> Shell:
+    """A shell in a folder, where SLOW_ENTRY applies."""
+    shell = Shell(folder)
+    (folder / "slow").mkdir()
+    (folder / "slow/sitecustomize.py").write_text(SLOW_ENTRY)
+    shell.environ["PYTHONPATH"] = os.pathsep.join([str(folder / "slow"), shell.environ.get("PYTHONPATH", "")])
+    return shell
+
+
+def test_a_store_that_hangs_costs_the_recipes_of_others_nothing(tmp_path: Path) -> None:
+    """Of one of many stores that never answers, its own recipes alone are named."""
+    _, store = opened(tmp_path)
+    add(store, outcome="kept", by="retrain")
+    other = Store(str(tmp_path / "other"), store.home)
+    other.prepare()
+    add(other, "nightly", outcome="failed", by="retrain", why="the disk is full")
+    begin(store.home, RUN, "nightly", other.root)
+    hanging = Store(str(tmp_path / "silent"), store.home)
+    hanging.prepare()
+    add(hanging, "weekly", outcome="kept", by="retrain")
+    begin(store.home, LATER, "weekly", hanging.root)
+    found = health(slow_shell(tmp_path), code=1)
+    assert {row["recipe"] for row in found["recipes"]} == {"tiny", "nightly"}
+    assert found["unanswered"] == ["weekly (recipe)"] and "the disk is full" in found["problems"][0]
 
 
 def test_a_store_that_is_slow_is_not_sick_and_what_answered_is_shown(tmp_path: Path) -> None:
@@ -188,10 +214,7 @@ def test_a_store_that_is_slow_is_not_sick_and_what_answered_is_shown(tmp_path: P
     for name in ("slow", "tiny", "other"):
         add(store, name, outcome="kept", by="retrain", why="as good")
     slow = tmp_path / ".trnflow/store/roots/ledger/slow/1.json"
-    shell = Shell(tmp_path)
-    (tmp_path / "slow").mkdir()
-    (tmp_path / "slow/sitecustomize.py").write_text(SLOW_ENTRY)
-    shell.environ["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "slow"), shell.environ.get("PYTHONPATH", "")])
+    shell = slow_shell(tmp_path)
     found = health(shell, code=3)
     assert (found["healthy"], found["problems"], found["unanswered"]) == (False, [], ["slow (recipe)"])
     assert [(one["recipe"], one["last"]["why"]) for one in found["recipes"]] == [
