@@ -17,7 +17,7 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.kind import Metric, Row
 from trnflow.tasks.kinds.regression import correlation, moments, number_in, ranks_of
-from trnflow.tasks.kinds.reranker import number_of_query
+from trnflow.tasks.kinds.reranker import BITS, number_of_query
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, value_of
 
 if TYPE_CHECKING:
@@ -59,14 +59,14 @@ def ranking_loss(vectors: Tensor, numbers: Tensor, there: Tensor) -> Tensor:
 
     Args:
         vectors: [rows, texts, dimensions], of length 1; a row's texts are anchor, positive, and a negative if any.
-        numbers: [rows, texts, 2], equal for equal texts, which do not count as negatives.
+        numbers: [rows, texts, 2], equal for equal texts: neither the anchor's own nor its positive's count as negatives.
         there: bool [rows], False for rows that only fill the batch.
     """
     anchors, others = vectors[:, 0], vectors[:, 1:].transpose(0, 1).flatten(0, 1)
     passages = numbers[:, 1:].transpose(0, 1).flatten(0, 1)
     askers = numbers[:, :1].repeat(1, vectors.shape[1] - 1, 1)
     askers[:, 1:] = float("nan")  # another row's negative of the same anchor stays a negative
-    same = (numbers[:, 1, None] == passages).all(-1)
+    same = (numbers[:, :2, None] == passages).all(-1).any(1)  # the anchor itself, and its positive
     same = same | (numbers[:, 0, None] == askers.transpose(0, 1).flatten(0, 1)).all(-1)
     same = same | ~there.repeat(vectors.shape[1] - 1)
     scores = (anchors @ others.T * SCALE).masked_fill(same.fill_diagonal_(False), EXCLUDED)
@@ -111,27 +111,34 @@ class Corpus:
         import numpy as np
 
         rows = len(expected)
-        numbers = expected.reshape(rows, -1, 2)[:, 1:]
-        kinds = numbers.shape[1]
-        _, first, which = np.unique(numbers.reshape(-1, 2), axis=0, return_index=True, return_inverse=True)
+        numbers = expected.reshape(rows, -1, 2).astype(np.int64) @ (1 << BITS, 1)
+        kinds = numbers.shape[1] - 1
+        known, first, which = np.unique(numbers[:, 1:], return_index=True, return_inverse=True)
         places = np.arange(rows * (kinds + 1)).reshape(rows, kinds + 1)
         self.anchors, self.texts = vectors[places[:, 0]], vectors[places[:, 1:].ravel()[first]]
         self.own = which.reshape(rows, kinds)[:, 0]
         self.source = np.stack([first // kinds, first % kinds + 1], axis=1)
+        itself = known.searchsorted(numbers[:, 0]).clip(max=len(known) - 1)
+        self._itself = np.where(known[itself] == numbers[:, 0], itself, self.own)
 
-    def blocks(self) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, cosines of its anchor and the next ones with all texts)."""
-        for start in range(0, self.anchors.shape[0], BLOCK):
-            cosines = self.anchors[start : start + BLOCK] @ self.texts.T
-            yield start, cosines.toarray() if hasattr(cosines, "toarray") else cosines
+    def cosines(self, start: int, count: int = 1) -> Any:
+        """Return cosines of `count` anchors with all texts; -2 for the anchor itself, unless it is its own positive."""
+        import numpy as np
+
+        here = slice(start, start + count)
+        product = self.anchors[here] @ self.texts.T
+        cosines = product.toarray() if hasattr(product, "toarray") else product
+        apart = np.flatnonzero(self._itself[here] != self.own[here])
+        cosines[apart, self._itself[here][apart]] = -2
+        return cosines
 
     def places(self) -> Any:
         """Return each positive's place, from 1; of cosines that differ by less than EQUAL the last: int64 [rows]."""
         import numpy as np
 
         found = []
-        for start, cosines in self.blocks():
-            own = self.own[start : start + BLOCK, None]
+        for start in range(0, len(self.own), BLOCK):
+            cosines, own = self.cosines(start, BLOCK), self.own[start : start + BLOCK, None]
             found.append((cosines >= np.take_along_axis(cosines, own, 1) - EQUAL).sum(1))
         return np.concatenate(found)
 
@@ -376,7 +383,7 @@ class Embedding(TargetKind):
         for row in dict.fromkeys(
             [*range(min(SHOWN, len(places))), *np.argsort(-places, kind="stable")[:SHOWN].tolist()]
         ):
-            cosines = corpus.anchors[row] @ corpus.texts.T
+            (cosines,) = corpus.cosines(row)
             best = np.argsort(-cosines, kind="stable")[:NEAREST]
             yield row, int(places[row]), [(float(cosines[at]), *corpus.source[at].tolist()) for at in best]
 

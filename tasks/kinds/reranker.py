@@ -42,9 +42,9 @@ def rows_of_queries(expected: Any) -> list[Any]:
 
 
 def place_of_first(relevance: Any, values: Any) -> int:
-    """Return the place, from 1, of the first relevant passage; 0 without one."""
-    places = (relevance[values.argsort()[::-1]] >= 0.5).nonzero()[0]
-    return int(places[0]) + 1 if len(places) else 0
+    """Return the place, from 1, of the first relevant passage, of equal values the last; 0 without one."""
+    relevant = relevance >= 0.5
+    return 1 + int((values[~relevant] >= values[relevant].max()).sum()) if relevant.any() else 0
 
 
 def reciprocal_rank(relevance: Any, values: Any) -> float:

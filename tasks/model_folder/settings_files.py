@@ -41,11 +41,11 @@ def _listed(settings: Meta, names: Sequence[str]) -> str:
 
 
 def generation_settings(config: Json, base: Meta | None, ends: Sequence[int] = (), pads: Sequence[int] = ()) -> Meta:
-    """Return `generation_config.json`: the base model's, with the special tokens of `config` where it lacks them.
+    """Return `generation_config.json`: the base model's without NOT_LEARNT, with the special tokens of `config` that it lacks.
 
     ends: ids of the tokens that end answers in training, which stand before the base's own; pads: of tokens for padding.
     """
-    known: Meta = {name: value for name, value in (base or {}).items() if value is not None}
+    known = {name: value for name, value in (base or {}).items() if value is not None and name not in NOT_LEARNT}
     ids = {name: known.get(name, config.get(name)) for name in IDS}
     eos = ids["eos_token_id"]
     own = eos if isinstance(eos, list) else [] if eos is None else [eos]

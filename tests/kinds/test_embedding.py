@@ -288,6 +288,24 @@ def test_a_collapsed_model_finds_nothing_and_texts_count_once() -> None:
     assert alike["recall_at_10"] == alike["mrr_at_10"] == 0
 
 
+def test_an_anchor_that_is_a_positive_of_another_row_is_not_in_its_own_way() -> None:
+    """Pairs in both orders, as of paraphrases: with the anchor among the choices a perfect model had recall@1 0."""
+    import torch
+
+    rows = [("a", "b"), ("b", "a"), ("c", "d"), ("d", "c"), ("e", "e"), ("f", "g")]
+    targets, nothing = of_rows(rows), np.zeros((6, 1))
+    right = np.eye(4, dtype=np.float32)[[0, 0, 1, 1, 2, 3]]
+    outputs = Outputs(targets.numpy(), np.concatenate([right, right], 1), nothing, nothing[:, 0])
+    assert Embedding().values(outputs) == {"mrr_at_10": 1, "recall_at_1": 1, "recall_at_10": 1}
+    # of the anchor c its positive d, then another text, never c
+    found = {
+        row: [outputs.expected[at, 2 * which :][:2].tolist() for _, at, which in near]
+        for row, _, near in Embedding().nearest(outputs)
+    }
+    assert found[2][0] == [*number_of_query("d")] and [*number_of_query("c")] not in found[2]
+    assert Embedding().loss_sum(torch.from_numpy(outputs.values), targets) / 24 == pytest.approx(0, abs=1e-6)
+
+
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [

@@ -59,6 +59,14 @@ def test_mrr_is_the_mean_of_one_over_the_first_relevant_place(rankings: Any) -> 
     assert Reranker().values(outputs(apart))["mrr_at_10"] == pytest.approx(wanted / len(apart), abs=1e-12)
 
 
+def test_passages_of_equal_score_give_the_same_mrr_in_any_order() -> None:
+    # a model that gives each passage one score has found nothing, wherever the relevant one stands in the file
+    alike = [[(float(at == first), 0.5) for at in range(5)] for first in range(5)]
+    assert {Reranker().values(outputs([rows], seed))["mrr_at_10"] for rows in alike for seed in range(3)} == {0.2}
+    above = [[(0.0, 0.9), (1.0, 0.5), (1.0, 0.5), (0.0, 0.5), (0.0, 0.1)]]
+    assert Reranker().values(outputs(above))["mrr_at_10"] == pytest.approx(1 / 3)
+
+
 def test_targets_are_relevances_from_0_to_1() -> None:
     kind, config = FORMATS["reranker"], FormatConfig(task="reranker", text_pair="passage")
     target = kind.target_of(config, ["label"], ())

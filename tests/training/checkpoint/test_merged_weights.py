@@ -115,6 +115,20 @@ def test_merged_weights_are_the_trained_model(
         assert (plain.model(IDS).logits - before).abs().max() > 1e-3
 
 
+def test_texts_that_choose_weights_are_generated_as_the_published_model_generates(tmp_path) -> None:
+    from trnflow.tasks.evaluation.best_text_metric import trained_model
+
+    packed, base = packed_lm(tmp_path / "packed"), saved(tmp_path / "base", **LLAMA)
+    own = {"stop_strings": ["."], "suppress_tokens": [4], "min_new_tokens": 9, "repetition_penalty": 1.5}
+    write_json(tmp_path / "base" / "generation_config.json", own)
+    base = Source(base.kind, {**base.identity, "generation": "sha256:own"}, base.location)
+    shards = checkpoint(tmp_path / "checkpoint", TrainConfig(), build(base, packed, seed=0, weights=True))
+    model = trained_model(shards, base, None, packed.meta)
+    assert len(model.generate(IDS, do_sample=False, max_new_tokens=2)[0]) == IDS.shape[1] + 2
+    used = model.generation_config.to_diff_dict()
+    assert used["repetition_penalty"] == 1.5 and not used.keys() & {*own} - {"repetition_penalty"}
+
+
 def test_ranks_and_scalings_by_pattern_are_what_peft_opens(tmp_path) -> None:
     """From what is published, without our code."""
     import peft
