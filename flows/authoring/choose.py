@@ -6,11 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trnflow.flows.authoring import answers, targets
+from trnflow.flows.authoring.columns import LABELS
 from trnflow.flows.authoring.draft import Draft, listed
 from trnflow.flows.authoring.look import Column, Looked
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.csv_rows import UNNAMED
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, DataError
 
 Choose = Callable[[dict[str, Column], Meta, Meta], Draft | None]
 
@@ -62,6 +63,13 @@ def choose(looked: Looked, given: Meta) -> Draft:
             if nested
             else "name one: data.text=COLUMN",
         )
+    is_text = draft.settings["format"].get("task") == "text"
+    for name, why in looked.unreadable.items():
+        if not task and (is_text or (draft.base == "classify" and name.lower() in LABELS)):
+            raise DataError(
+                why,
+                "give the column one type in the file, or name what is learnt: format.task=text or data.label=COLUMN",
+            )
     named = [value for settings in (data, form) for value in settings.values()]
     if any(column.name.startswith(UNNAMED) and column.name not in named for _, column in draft.taken):
         raise ConfigError(

@@ -226,6 +226,21 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "marks that are words": (
         "t.jsonl", lines(lambda n: {"prompt": sentence(n), "completion": sentence(n + 99), "label": ["good", "bad"][n % 2]}),
         Question, "label is good or bad: to learn which completions are better, write true", "format.task=instruction"),
+    "a label of numbers and texts": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "label": n % 2 or "0"}), DataError,
+        "t.jsonl row 2: label is 1, which is no string", "format.task=text"),
+    "a label of numbers and texts beside other classes": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "label": n % 2 or "0", "kind_of": KINDS[n % 3]}), DataError,
+        "t.jsonl row 2: label is 1, which is no string", "give the column one type"),
+    "an answer of numbers and texts": (
+        "t.jsonl", lines(lambda n: {"question": sentence(n), "answer": n if n % 2 else f"{n} apples"}), DataError,
+        "t.jsonl row 2: answer is 1, which is no string", "give the column one type"),
+    "a column of 0 and 1 for each label": (
+        "t.csv", table("text", "toxic", "threat", "insult", toxic=[0, 1], threat=[0, 0, 1], insult=[1, 0, 0]), Question,
+        "3 columns hold 0 or 1", """format.task=multi_label 'format.target=["toxic", "threat", "insult"]'"""),
+    "a class and a list of tags": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "category": KINDS[n % 3], "tags": KINDS[: n % 3]}), Question,
+        "category holds classes and tags lists", "format.task=multi_label format.target=tags"),
     "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
                          "labels holds lists", ""),
     "pairs with a prompt in two columns": (
