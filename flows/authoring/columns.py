@@ -30,6 +30,7 @@ PAIRS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
     ("text", "text_pair"), ("sentence_a", "sentence_b"), ("question", "passage"), ("query", "passage"),
     ("query", "document"), ("question", "document"), ("question", "sentence"),
+    ("text_a", "text_b"), ("text_1", "text_2"), ("sentence_1", "sentence_2"), ("question_1", "question_2"), ("sent1", "sent2"),
 )  # fmt: skip
 """Two texts that are judged together."""
 BELONGING = (
