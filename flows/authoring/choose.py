@@ -6,11 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trnflow.flows.authoring import answers, targets
-from trnflow.flows.authoring.draft import Draft, listed
+from trnflow.flows.authoring.columns import LABELS
+from trnflow.flows.authoring.draft import Draft, Question, listed
 from trnflow.flows.authoring.look import Column, Looked
+from trnflow.flows.authoring.tagged import lists_of
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.csv_rows import UNNAMED
-from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.errors import ConfigError, DataError
 
 Choose = Callable[[dict[str, Column], Meta, Meta], Draft | None]
 
@@ -35,6 +37,9 @@ TASKS: dict[str, tuple[Choose, str]] = {
     "regression": (targets.regression, "data.text=COLUMN format.target=COLUMN"),
 }  # fmt: skip
 """By task: what chooses its columns, and the settings that name them. Data is tried in this order."""
+
+OPTIONS = ("choices", "options", "endings")
+"""Names of columns with the answers that a row offers."""
 
 
 def choose(looked: Looked, given: Meta) -> Draft:
@@ -62,6 +67,15 @@ def choose(looked: Looked, given: Meta) -> Draft:
             if nested
             else "name one: data.text=COLUMN",
         )
+    is_text = draft.settings["format"].get("task") == "text"
+    if not task:
+        _refuse_half(columns, draft, is_text=is_text)
+    for name, why in looked.unreadable.items():
+        if not task and (is_text or (draft.base == "classify" and name.lower() in LABELS)):
+            raise DataError(
+                why,
+                "give the column one type in the file, or name what is learnt: format.task=text or data.label=COLUMN",
+            )
     named = [value for settings in (data, form) for value in settings.values()]
     if any(column.name.startswith(UNNAMED) and column.name not in named for _, column in draft.taken):
         raise ConfigError(
@@ -69,3 +83,35 @@ def choose(looked: Looked, given: Meta) -> Draft:
             "remove the lines above the names of the columns",
         )
     return draft
+
+
+def _refuse_half(columns: dict[str, Column], draft: Draft, *, is_text: bool) -> None:
+    """Raise ConfigError or Question where columns that the draft leaves out decide what the others mean."""
+    judged = columns.get("answer")
+    if judged and {"accept"} < {*judged.counts} <= {"accept", "reject", "ignore"}:
+        raise ConfigError(
+            f"answer holds {' and '.join(sorted(judged.counts))}, as Prodigy writes it: rejected rows would be learnt, too",
+            "keep the rows that are accepted in the file, or name the task: format.task=NAME",
+        )
+    options = next((column for name, column in columns.items() if column.nested and name.lower() in OPTIONS), None)
+    if options and draft.base == "classify":
+        raise ConfigError(
+            f"{options.name} holds answers to choose from, and {draft.taken[-1][1].name} names another one in each row",
+            "write question and answers in one column and the right answer in another, for format.task=instruction; "
+            "format.task=classification leaves them out",
+        )
+    lists = [
+        column for column in columns.values() if column.nested and any(column.examples) and lists_of(column, (str,))
+    ]
+    if is_text and lists:
+        raise Question(
+            f"{' and '.join(c.name for c in lists[:4])} hold{'s' * (len(lists) == 1)} lists of texts: what is to be learnt?",
+            {
+                **{
+                    f"format.task=multi_label format.target={column.name}": "the labels of a row"
+                    for column in lists[:4]
+                },
+                "format.task=text": f"nothing of them: to write texts as in {draft.taken[0][1].name}; what belongs to one "
+                "text needs a row with a column for each text",
+            },
+        )

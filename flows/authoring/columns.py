@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 from trnflow.flows.authoring.draft import Question, listed
 from trnflow.flows.authoring.look import Column
 from trnflow.tasks.errors import ConfigError, DataError
+from trnflow.tasks.kinds.multi_label import BITS
 from trnflow.tasks.kinds.written_lists import bare, written_list
 
 TEXTS = (
@@ -28,6 +30,7 @@ PAIRS = (
     ("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("text1", "text2"),
     ("text", "text_pair"), ("sentence_a", "sentence_b"), ("question", "passage"), ("query", "passage"),
     ("query", "document"), ("question", "document"), ("question", "sentence"),
+    ("text_a", "text_b"), ("text_1", "text_2"), ("sentence_1", "sentence_2"), ("question_1", "question_2"), ("sent1", "sent2"),
 )  # fmt: skip
 """Two texts that are judged together."""
 BELONGING = (
@@ -92,6 +95,13 @@ def find_label(columns: dict[str, Column], texts: list[Column], asked: bool) -> 
         raise Question(
             f"{dates[0].name} holds dates: what is to be predicted?",
             {**dict(map(_as_label, [dates[0], *usual][:6])), "format.task=text": "nothing: learn to write such texts"},
+        )
+    bits = [c for c in classes if {value.lower() for value in c.counts} <= BITS.keys()]
+    if len(bits) > 2 and (not named or (named[0] in bits and named[0].name.lower() not in AMOUNTS)):
+        several = f"format.task=multi_label format.target={json.dumps([c.name for c in bits], ensure_ascii=False)}"
+        raise Question(
+            f"{len(bits)} columns hold 0 or 1: what is to be predicted? {listed({c.name: c for c in bits})}",
+            {several: "a row has several of these labels", **dict(map(_as_label, [*named, *bits, *usual][:6]))},
         )
     measures = [c for c in rest if c.numbers and c.is_measure]
     # a column of integers that are all different is an id

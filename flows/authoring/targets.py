@@ -48,6 +48,17 @@ def multi_label(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | N
     lists = [column for column in columns.values() if column.nested and lists_of(column, (str, int, bool))]
     usual = [column for column in lists if column.name.lower() in (*LABELS, *(f"{name}s" for name in LABELS))]
     likely = usual[:1]
+    if likely and not form.get("task"):
+        name = likely[0].name.lower()
+        before = LABELS[: LABELS.index(name if name in LABELS else name[:-1])]
+        if classes := [c for c in columns.values() if c.can_be_classes and c.name.lower() in before]:
+            raise Question(
+                f"{classes[0].name} holds classes and {likely[0].name} lists: what is to be predicted?",
+                {
+                    f"data.label={classes[0].name}": classes[0].describe(),
+                    f"format.task=multi_label format.target={likely[0].name}": "a row has several labels",
+                },
+            )
     if not likely and form.get("task"):
         likely = lists or [c for c in columns.values() if any(is_several(value, c) for value in c.counts)]
     return _with_targets("multi_label", columns, data, form, likely)

@@ -92,6 +92,9 @@ SOUND = {
     "queries and passages": ("t.csv", table("query", "passage", "label", query=lambda n: sentence(n // 5),
                              passage=sentence, label=[1, 0, 0, 0, 0]),
                              {"text": ["query"], "text_pair": ["passage"], "target": ["label"]}, "reranker"),
+    "a pair by letters": ("t.csv", table("text_a", "text_b", "same", text_a=sentence, text_b=lambda n: sentence(n + 99),
+                                         same=[0, 1]),
+                          {"text": ["text_a"], "text_pair": ["text_b"], "label": ["same"]}, "classification"),
     "triplets": ("t.csv", table("anchor", "positive", "negative", anchor=sentence, positive=lambda n: sentence(n + 99),
                                 negative=lambda n: sentence(n + 7)),
                  {"text": ["anchor"], "text_pair": ["positive"], "negative": ["negative"]}, "embedding"),
@@ -177,6 +180,8 @@ SOUND = {
               {"text": ["text"], "target": ["spans"]}, "token_classification"),
     "spans of doccano": ("t.jsonl", lines(lambda n: {"id": n, "text": sentence(n), "label": [[0, 3, "x"]]}),
                          {"text": ["text"], "target": ["label"]}, "token_classification"),
+    "a text beside lists without an entry": ("t.jsonl", lines(lambda n: {"text": sentence(n), "notes": []}),
+                                             {"text": ["text"]}, "text"),
     "plain text": ("t.txt", "\n".join(map(sentence, range(60))).encode(), {"text": ["text"]}, "text"),
     "one column of texts": ("t.csv", table("id", "story", story=sentence), {"text": ["story"]}, "text"),
 }  # fmt: skip
@@ -226,6 +231,32 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "marks that are words": (
         "t.jsonl", lines(lambda n: {"prompt": sentence(n), "completion": sentence(n + 99), "label": ["good", "bad"][n % 2]}),
         Question, "label is good or bad: to learn which completions are better, write true", "format.task=instruction"),
+    "a label of numbers and texts": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "label": n % 2 or "0"}), DataError,
+        "t.jsonl row 2: label is 1, which is no string", "format.task=text"),
+    "a label of numbers and texts beside other classes": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "label": n % 2 or "0", "kind_of": KINDS[n % 3]}), DataError,
+        "t.jsonl row 2: label is 1, which is no string", "give the column one type"),
+    "an answer of numbers and texts": (
+        "t.jsonl", lines(lambda n: {"question": sentence(n), "answer": n if n % 2 else f"{n} apples"}), DataError,
+        "t.jsonl row 2: answer is 1, which is no string", "give the column one type"),
+    "a column of 0 and 1 for each label": (
+        "t.csv", table("text", "toxic", "threat", "insult", toxic=[0, 1], threat=[0, 0, 1], insult=[1, 0, 0]), Question,
+        "3 columns hold 0 or 1", """format.task=multi_label 'format.target=["toxic", "threat", "insult"]'"""),
+    "Prodigy's answers": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "label": KINDS[n % 3], "answer": ["accept", "reject"][n % 2]}),
+        ConfigError,
+        "answer holds accept and reject", "keep the rows that are accepted"),
+    "choices of each row": (
+        "t.jsonl", lines(lambda n: {"question": sentence(n), "choices": {"text": KINDS, "label": ["A", "B", "C"]},
+                                    "answerKey": "ABC"[n % 3]}), ConfigError,
+        "choices holds answers to choose from, and answerKey names another one", "format.task=instruction"),
+    "a query and lists of passages": (
+        "t.jsonl", lines(lambda n: {"query": sentence(n), "pos": [sentence(n + 99)], "neg": [sentence(n + 7)]}), Question,
+        "pos and neg hold lists of texts", "a row with a column for each text"),
+    "a class and a list of tags": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "category": KINDS[n % 3], "tags": KINDS[: n % 3]}), Question,
+        "category holds classes and tags lists", "format.task=multi_label format.target=tags"),
     "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
                          "labels holds lists", ""),
     "pairs with a prompt in two columns": (
