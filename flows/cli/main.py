@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import io
 import json
 import os
 import re
@@ -28,7 +29,7 @@ from trnflow.tasks.errors import ConfigError, Interrupted, Terminated, TrnflowEr
 from trnflow.tasks.launch.memory_watch import watch_memory
 from trnflow.tasks.system.garbage import no_collections
 from trnflow.tasks.system.log_lines import LogLines, log_as_asked
-from trnflow.tasks.system.redaction import scrub, scrub_logs, scrubbed
+from trnflow.tasks.system.redaction import hide_override, scrub, scrub_logs, scrubbed
 from trnflow.tasks.system.threads import abandoned
 
 GROUPS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
@@ -62,6 +63,12 @@ imports its own module alone: all of them take a third of the time of `trnflow p
 WATCHED = ("new", "plan", "predict")
 """Commands that read data, models' files and tokenizers from elsewhere in their own process."""
 
+WITH_SETTINGS = (
+    "new", "preview", "plan", "rehearse", "run", "prepare", "sweep", "predict", "get", "publish", "freeze", "promote",
+    "rollback", "retrain", "watch", "explain", "show", "accept", "config",
+)  # fmt: skip
+"""Commands that use overrides. Others refuse them: `gc --yes keep_days=30` would remove what shall be kept."""
+
 OVERRIDE = re.compile(r"[A-Za-z_][A-Za-z_0-9]*(\.[A-Za-z_0-9-]+)*=")
 
 
@@ -74,8 +81,15 @@ def main(arguments: list[str] | None = None) -> int:
             overrides, rest, texts = _separated(arguments)
             with _quick_imports():
                 options = _parsed(rest, texts)
+            if overrides and rest[0] not in WITH_SETTINGS:
+                fix = f"leave it out: `trnflow {rest[0]} --help` shows what can be given"
+                raise ConfigError(f"{rest[0]} takes no settings, such as {hide_override(overrides[0])}", fix)
             if is_own_process:
                 no_logging_of_this_folder()
+                if isinstance(
+                    sys.stdout, io.TextIOWrapper
+                ):  # of a locale without UTF-8: a text may have other characters
+                    sys.stdout.reconfigure(errors="backslashreplace")
                 # modules stay: later collections need not look at them. Another program's garbage would stay, too
                 gc.freeze()
                 if rest[:1] and rest[0] in WATCHED:
@@ -87,8 +101,10 @@ def main(arguments: list[str] | None = None) -> int:
             if abandoned():
                 exit_at_once(code)
             return code
-    except ConfigError as error:  # TRNFLOW_LOG is wrong; `_call` has dealt with all other errors
-        return fail(error, argparse.Namespace(json="--json" in arguments, debug=False))
+    # what `_call` has not dealt with: wrong usage, and Ctrl-C while modules are imported
+    except (ConfigError, KeyboardInterrupt) as error:
+        found = error if isinstance(error, ConfigError) else Interrupted("interrupted", "run the same command again")
+        return fail(found, argparse.Namespace(json="--json" in arguments, debug=False))
 
 
 @contextlib.contextmanager

@@ -80,7 +80,8 @@ def config(options: Namespace) -> int:
     else:
         names = " and ".join(f"train.{name}" for name in found)
         sys.stdout.write(f"# auto, chosen for the rows in the store: {names}\n" if found else "")
-        sys.stdout.write(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
+        is_utf = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
+        sys.stdout.write(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=is_utf))
     return 0
 
 

@@ -107,6 +107,9 @@ def read_plan(named: str, texts: Sequence[str]) -> Plan:
         _refuse_beside_within(varied, fixed, recipe)
         fixed += _compared_by(recipe)
         recipe = settings.validated(read.with_overrides(fixed), named)
+    if direction := _direction(recipe):
+        fixed += direction
+        recipe = settings.validated(read.with_overrides(fixed), named)
     written: Meta = {} if recipe.sweep.within else {**recipe.sweep.settings, **varied}
     for text in fixed:
         written.pop(text.partition("=")[0], None)  # a value on the command line ends the variation in the recipe
@@ -151,9 +154,15 @@ def _compared_by(recipe: Recipe) -> list[str]:
         return []
     if "best_metric" not in recipe.train.model_fields_set and recipe.learns.one_class:
         return [override("sweep.metric", "eval_accuracy")]
+    return [override("sweep.metric", recipe.train.best_name)]
+
+
+def _direction(recipe: Recipe) -> list[str]:
+    """Return the override that sets `sweep.direction` where the recipe compares by a metric of its own, and does not."""
     own = next((each for each in recipe.evaluate.metrics if each.function == recipe.train.best_metric), None)
-    direction = [override("sweep.direction", "min" if own.less_is_better else "max")] if own else []
-    return [override("sweep.metric", recipe.train.best_name), *direction]
+    if own is None or recipe.sweep.direction or recipe.sweep.metric != recipe.train.best_name:
+        return []
+    return [override("sweep.direction", "min" if own.less_is_better else "max")]
 
 
 def refuse_fixed(texts: Sequence[str]) -> None:

@@ -26,7 +26,7 @@ TRIALS = 20
 """The number of trials if none is given."""
 RANDOM_TRIALS = 5
 """Trials that the sampler tpe draws at random before it uses results."""
-DEFINITION, WINNER, STORE = "definition", "winner", "store"
+DEFINITION, WINNER, STORE, SOURCES = "definition", "winner", "store", "sources"
 """The study's attributes in the database; RUN is one too."""
 AGAIN, RUN, ERROR, SHARED, STOPPED = "again", "run", "error", "shared_seconds", "stopped"
 """A trial's attributes in the database. AGAIN: the number of the trial that this one repeats. STOPPED: not ended by its
@@ -225,14 +225,20 @@ def best_of(trials: Sequence[Tried], config: SweepConfig) -> Tried | None:
 
 
 def open_study(
-    name: str, config: SweepConfig, space: Sequence[Dimension], definition: Meta, database: str, store: str = ""
+    name: str,
+    config: SweepConfig,
+    space: Sequence[Dimension],
+    definition: Meta,
+    database: str,
+    store: str = "",
+    sources: Meta = {},  # noqa: B006 - it is not changed
 ) -> SweepStudy:
     """Open the study with this name, or create it.
 
-    definition: `Plan.definition`; database: its SQLAlchemy URL; store: `Plan.store_id`.
+    definition: `Plan.definition`; database: its SQLAlchemy URL; store: `Plan.store_id`; sources: digests of data and model.
 
     Raises:
-        ConfigError: The study has results and another definition, or is of another store.
+        ConfigError: The study has results and another definition or other sources, or is of another store.
         MissingDependency: Optuna is not installed.
         StoreError: The database can't be used.
     """
@@ -250,15 +256,18 @@ def open_study(
                 f"the study {name} of this database belongs to a sweep of another store",
                 "give this sweep a name of its own: --name NAME",
             )
-        if study.user_attrs.get(DEFINITION) not in (None, definition):
+        before = {**sources, **study.user_attrs.get(SOURCES, {})}
+        changed = [kind for kind, digest in sources.items() if before[kind] != digest]
+        if changed or study.user_attrs.get(DEFINITION) not in (None, definition):
             if any(trial.state.name in ("COMPLETE", "PRUNED") for trial in study.get_trials(deepcopy=False)):
-                raise _other(name, study.user_attrs[DEFINITION], definition)
+                raise _other(name, study.user_attrs[DEFINITION], definition, changed)
             optuna.delete_study(study_name=name, storage=storage)  # it has no result
             study = _opened(storage, name, config)
         is_new = not study.get_trials(deepcopy=False)
         if RUN not in study.user_attrs:
             study.set_user_attr(RUN, new_run_id())
         study.set_user_attr(DEFINITION, definition)
+        study.set_user_attr(SOURCES, before | sources)
         if store:
             study.set_user_attr(STORE, store)
     return SweepStudy(study, config, space, database, is_new=is_new)
@@ -296,12 +305,13 @@ def _opened(storage: Any, name: str, config: SweepConfig) -> Study:
         return optuna.load_study(storage=storage, study_name=name, pruner=pruner)
 
 
-def _other(name: str, before: Meta, now: Meta) -> ConfigError:
-    """Return the error for a study of another definition."""
+def _other(name: str, before: Meta, now: Meta, sources: list[str]) -> ConfigError:
+    """Return the error for a study of another definition, or of other sources of these kinds."""
     old, new = (dict(leaves(document)) for document in (before, now))
     names = sorted(name for name in old.keys() | new.keys() if old.get(name) != new.get(name))
     shown = [f"{setting} was {old.get(setting)} and is {new.get(setting)}" for setting in names[:2]]
     more = f", and {len(names) - 2} more" if len(names) > 2 else ""
+    shown = shown or [f"the {' and the '.join(sources)} changed since its trials"]
     return ConfigError(
         scrub(f"the study {name} belongs to another sweep: {'; '.join(shown)}{more}"),
         "give this sweep a name of its own: --name NAME",

@@ -12,12 +12,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from trnflow.flows.finetune import rows_source
 from trnflow.flows.recipes.recipe import Recipe
 from trnflow.flows.runner.context import context_of, new_run_id, open_store
+from trnflow.flows.runner.graph import source_of
 from trnflow.flows.runner.mlflow_log import trackers
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result
@@ -42,6 +44,8 @@ from trnflow.flows.sweeps.trial import (
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError
 from trnflow.tasks.events import EventLog, Reader
+from trnflow.tasks.keys.canonical_json import digest_of
+from trnflow.tasks.sources.model_source import model_source
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
@@ -230,7 +234,11 @@ def sweep(
     make_store(store)
     leases = Leases(plan.recipe, store, plan.name, say, wait)
     with leases.hold_study():
-        study = TimedStudy(plan, store, run, say, offline=offline) if plan.recipe.sweep.within else _opened(plan, store)
+        study = (
+            TimedStudy(plan, store, run, say, offline=offline)
+            if plan.recipe.sweep.within
+            else _opened(plan, store, offline)
+        )
         going = Sweep(plan, store, study, run, say, offline, show)
         again = study.queue_again()
         if again:
@@ -245,9 +253,16 @@ def sweep(
             return content, result
 
 
-def _opened(plan: Plan, store: Store) -> SweepStudy:
-    database = plan.database(store.home)
-    return open_study(plan.name, plan.recipe.sweep, plan.space, plan.definition(), database, plan.store_id(store))
+def _opened(plan: Plan, store: Store, offline: bool) -> SweepStudy:
+    database, recipe, sources = plan.database(store.home), plan.recipe, {}
+    resolver = context_of(recipe, store, offline=offline).resolver
+    # of a recipe's name the content may have changed; the first trial says that a source can't be found
+    for lookup in (rows_source(recipe), source_of(model_source, recipe.model)):
+        with suppress(TrnflowError):
+            found = lookup.find(store, resolver)
+            sources[found.kind] = digest_of(found.identity)
+    definition, of_store = plan.definition(), plan.store_id(store)
+    return open_study(plan.name, recipe.sweep, plan.space, definition, database, of_store, sources)
 
 
 @contextmanager

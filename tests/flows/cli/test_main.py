@@ -11,8 +11,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import yaml
 
-from tests.helpers.command_line import DATA, InProcessShell, Shell
+from tests.helpers.command_line import DATA, InProcessShell, Shell, opened
 from trnflow.flows.cli.doctor import _disk
 from trnflow.flows.cli.main import GROUPS, _quick_imports, parser
 
@@ -120,6 +121,30 @@ def test_wrong_usage_is_one_clear_error(trnflow: Shell, arguments: list[str], co
 def test_a_plan_of_a_run_that_is_bound_to_fail_ends_as_the_run_would(trnflow: Shell) -> None:
     done = trnflow("plan", "mine.yaml", "data.label=lable")
     assert done.returncode == 2 and "load_data" in done.stdout and "no column lable" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("gc", "--yes", "keep_days=30"), ("runs", "recipe=mine"), ("history", "mine", "store.root=x")]
+)
+def test_a_command_without_settings_refuses_one(trnflow: Shell, arguments: tuple[str, ...]) -> None:
+    assert f"{arguments[0]} takes no settings, such as {arguments[-1]}" in trnflow.error(*arguments, code=2)
+
+
+def test_ctrl_c_while_a_command_is_imported_is_one_line(trnflow: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(command: str | None) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("trnflow.flows.cli.main.parser", interrupt)
+    assert trnflow.error("plan", "mine.yaml", code=130).startswith("error: interrupted\n")
+
+
+def test_a_terminal_without_utf_8_gets_other_characters_as_escapes(tmp_path: Path) -> None:
+    opened(tmp_path)
+    (tmp_path / "mine.yaml").write_text("extends: demo\ndescription: grüße\n", encoding="utf-8")
+    config = Shell(tmp_path)("config", "mine.yaml", PYTHONIOENCODING="ascii")
+    assert (config.returncode, yaml.safe_load(config.stdout)["description"]) == (0, "grüße")
+    said = Shell(tmp_path)("champions", "grüße", PYTHONIOENCODING="ascii")
+    assert (said.returncode, said.stdout.partition(":")[0]) == (0, "gr\\xfc\\xdfe has no champion")
 
 
 def test_what_follows_two_dashes_is_no_setting(trnflow: Shell) -> None:

@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -65,6 +66,22 @@ def test_trials_are_compared_by_what_the_recipe_sets_else_by_accuracy() -> None:
     assert metric("regression") == metric("instruct") == ("eval_loss", False)
     recipe = read_plan("bert-emotion", ["sweep.within=1m"]).recipe
     assert ladder(recipe)[-1]["train.best_metric"] == "eval_accuracy"
+
+
+@pytest.mark.parametrize("search", ["sweep.within=1m", RATE + "=1e-5..1e-4"])
+def test_a_metric_of_the_user_s_own_is_good_as_the_recipe_says(tmp_path: Path, search: str) -> None:
+    (tmp_path / "mine.py").write_text("def gain(p):\n    return 1.0\n")
+    recipe = tmp_path / "mine.yaml"
+    for less_is_better in (True, False):
+        own = f"{{function: 'mine:gain', less_is_better: {str(less_is_better).lower()}}}"
+        recipe.write_text(
+            f"extends: demo\nevaluate: {{metrics: [{own}]}}\ntrain: {{best_metric: 'mine:gain', keep_best: true}}\n"
+        )
+        plan = read_plan(str(recipe), [search, "sweep.metric=eval_gain"])
+        assert plan.recipe.sweep.is_maximised is not less_is_better
+        assert plan.definition()["direction"] == ("min" if less_is_better else "max")
+        asked = read_plan(str(recipe), [search, "sweep.metric=eval_gain", "sweep.direction=min"])
+        assert not asked.recipe.sweep.is_maximised
 
 
 def test_a_metric_that_is_measured_only_to_keep_the_best_weights_keeps_them_in_each_trial() -> None:

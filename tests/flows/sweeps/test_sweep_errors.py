@@ -22,7 +22,7 @@ from trnflow.flows.runner.devices import device_key
 from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.plan import read_plan
 from trnflow.flows.sweeps.study import open_study
-from trnflow.flows.sweeps.sweep import Sweep
+from trnflow.flows.sweeps.sweep import Sweep, _opened
 from trnflow.flows.sweeps.trial import Watch, seconds_of
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
@@ -192,3 +192,23 @@ def test_a_trial_is_charged_what_it_found_of_other_stages(
 ) -> None:
     found: Any = SimpleNamespace(name=name, action=action, key=None, seconds=9.0)
     assert seconds_of(new_store(tmp_path), found) == seconds
+
+
+def test_a_study_whose_data_changed_since_its_trials_is_refused(folder: Path) -> None:
+    rows = folder / "rows.csv"
+    rows.write_text("text,label\ngood,a\nbad,b\n")
+    data = [f"data={{source: {rows}, text: text, label: label, split: {{validation: 0.2}}}}"]
+    plan = read_plan("tiny.yaml", [RATE, *data])
+    store = open_store(plan.recipe)
+    store.prepare()
+    study = _opened(plan, store, offline=True)
+    study.complete(study.next(), 1.0)
+    assert len(_opened(plan, store, offline=True).trials()) == 1
+    rows.write_text("text,label\nbest,a\nbad,b\n")
+    with pytest.raises(
+        ConfigError, match="study tiny belongs to another sweep: the data changed since its trials"
+    ) as error:
+        _opened(plan, store, offline=True)
+    assert "--name" in error.value.fix
+    rows.write_text("text,label\ngood,a\nbad,b\n")
+    assert len(_opened(plan, store, offline=True).trials()) == 1
