@@ -30,6 +30,9 @@ RECIPE = (
     "tokenize: {max_length: 64, train: {vocab_size: 200}}\npack: {chunk_length: 64}\n"
 )
 
+COMPUTE_KEYS = {"job", "plan", "prepare", "retrain", "run", "sweep"}
+"""Commands that compute the keys of stages."""
+
 FILL = """
 import sys
 from pathlib import Path
@@ -83,7 +86,7 @@ class Shell:
         named = (self.environ | environ).get("TRNFLOW_HOME")
         home = Path(named) if named else self.folder / ".trnflow"
         elsewhere = any((folder / ".trnflow").exists() for folder in self.folder.parents) and not home.exists()
-        if self.warm and arguments[:1] in (("plan",), ("run",)) and home.is_absolute() and not elsewhere:
+        if self.warm and {*arguments[:1]} & COMPUTE_KEYS and home.is_absolute() and not elsewhere:
             with contextlib.suppress(OSError):
                 make_home(home)
                 if not (home / "memo.db").exists():
