@@ -126,6 +126,7 @@ def objects(place: Place) -> list[str]:
 
 def headers(place: Place) -> list[str]:
     command = place.config()
+    (place.model / "model.safetensors").unlink()
     header = b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__":{"a":"%s"}}' % (b"x" * (15 * MIB))
     (place.model / "0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     names = [f"{number}.safetensors" for number in range(1000)]
@@ -137,6 +138,7 @@ def headers(place: Place) -> list[str]:
 
 def index(place: Place) -> list[str]:
     command = place.config()
+    (place.model / "model.safetensors").unlink()
     (place.model / "model.safetensors.index.json").write_text('{"weight_map": {"a": [' + "[]," * (20 * MIB) + "[]]}}")
     return command
 
