@@ -108,7 +108,7 @@ def many_names(place: Place) -> list[str]:
 def numbers(place: Place) -> list[str]:
     lists = pa.ListArray.from_arrays([0, 10**8], pa.nulls(10**8, pa.int8()))
     pq.write_table(pa.table({"text": ["a"], "label": ["a"], "more": lists}), place.train("train.parquet"))
-    return LOAD
+    return [*LOAD, "data.columns={more: more}"]
 
 
 def columns(place: Place) -> list[str]:
