@@ -249,7 +249,7 @@ ATTACKS: dict[str, Callable[[Place], list[str]]] = {
     "a ledger entry is /dev/zero": partial(document, name="roots/ledger/mine/1.json", content=None),
     "recipes that extend three each, 40 deep": recipes,
     "a recipe of 8 GB": hole,
-    "a setting of 1 MB": lambda place: ["plan", "mine.yaml", "description=http://x?" + "token" * 20_000],
+    "a setting of 100 kB": lambda place: ["plan", "mine.yaml", "description=http://x?" + "token" * 20_000],
 }
 """{attack: writes it into a project, and returns the command}"""
 
