@@ -108,7 +108,7 @@ def many_names(place: Place) -> list[str]:
 def numbers(place: Place) -> list[str]:
     lists = pa.ListArray.from_arrays([0, 10**8], pa.nulls(10**8, pa.int8()))
     pq.write_table(pa.table({"text": ["a"], "label": ["a"], "more": lists}), place.train("train.parquet"))
-    return LOAD
+    return [*LOAD, "data.columns={more: more}"]
 
 
 def columns(place: Place) -> list[str]:
@@ -126,6 +126,7 @@ def objects(place: Place) -> list[str]:
 
 def headers(place: Place) -> list[str]:
     command = place.config()
+    (place.model / "model.safetensors").unlink()
     header = b'{"a":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},"__metadata__":{"a":"%s"}}' % (b"x" * (15 * MIB))
     (place.model / "0.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     names = [f"{number}.safetensors" for number in range(1000)]
@@ -137,6 +138,7 @@ def headers(place: Place) -> list[str]:
 
 def index(place: Place) -> list[str]:
     command = place.config()
+    (place.model / "model.safetensors").unlink()
     (place.model / "model.safetensors.index.json").write_text('{"weight_map": {"a": [' + "[]," * (20 * MIB) + "[]]}}")
     return command
 
@@ -247,7 +249,7 @@ ATTACKS: dict[str, Callable[[Place], list[str]]] = {
     "a ledger entry is /dev/zero": partial(document, name="roots/ledger/mine/1.json", content=None),
     "recipes that extend three each, 40 deep": recipes,
     "a recipe of 8 GB": hole,
-    "a setting of 1 MB": lambda place: ["plan", "mine.yaml", "description=http://x?" + "token" * 20_000],
+    "a setting of 100 kB": lambda place: ["plan", "mine.yaml", "description=http://x?" + "token" * 20_000],
 }
 """{attack: writes it into a project, and returns the command}"""
 

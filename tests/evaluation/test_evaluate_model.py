@@ -500,6 +500,7 @@ def test_a_signal_while_a_model_is_loaded_is_no_fault_of_its_folder(
     def stopped(*arguments: Any, **others: Any) -> None:
         raise error
 
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     monkeypatch.setattr("transformers.AutoModelForCausalLM.from_pretrained", stopped)
     with pytest.raises(type(error)):
         load_model(tmp_path, "causal_lm")

@@ -11,7 +11,7 @@ import pytest
 
 from tests.helpers.data_stages import table
 from tests.helpers.s3_proxy import proxy_of
-from tests.helpers.s3_server import new_bucket, s3_endpoint  # noqa: F401 - a fixture
+from tests.helpers.s3_server import new_bucket, start_server
 from tests.helpers.serving import serving
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.load_data import DataConfig
@@ -111,18 +111,17 @@ def test_what_a_server_says_of_the_size_beforehand_cuts_no_file(bench, server, s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("size", ["10", "0", "9" * 15])
-def test_what_an_endpoint_of_s3_says_of_the_size_beforehand_cuts_no_file(
-    bench, s3_endpoint, tmp_path, monkeypatch, size
-):
+def test_what_an_endpoint_of_s3_says_of_the_size_beforehand_cuts_no_file(bench, tmp_path, monkeypatch, size):
     """As above; of 10^15 bytes the download took a minute."""
     import boto3
     from s3fs import S3FileSystem
 
-    bucket = new_bucket(s3_endpoint)
-    boto3.client("s3", endpoint_url=s3_endpoint).put_object(Bucket=bucket, Key="set.csv", Body=Server.body)
+    endpoint = start_server()
+    bucket = new_bucket(endpoint)
+    boto3.client("s3", endpoint_url=endpoint).put_object(Bucket=bucket, Key="set.csv", Body=Server.body)
     S3FileSystem.clear_instance_cache()  # they keep the endpoint
     (tmp_path / "troubles").write_text(json.dumps([{"methods": "HEAD", "part": "set.csv", "size": size}]))
-    with proxy_of(s3_endpoint, tmp_path / "troubles") as url:
+    with proxy_of(endpoint, tmp_path / "troubles") as url:
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         rows = table(bench.rows(source=f"s3://{bucket}/set.csv", text="text"), "train")
     S3FileSystem.clear_instance_cache()
