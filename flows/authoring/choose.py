@@ -59,10 +59,12 @@ def choose(looked: Looked, given: Meta) -> Draft:
         drafts = (make(columns, data, form) for name, (make, _) in TASKS.items() if name != "regression")
         draft = next(filter(None, drafts), None)
     if draft is None:
-        nested = [name for name, column in columns.items() if column.nested]
+        nested, names = [name for name, column in columns.items() if column.nested], {*map(str.lower, columns)}
         raise ConfigError(
             f"no column holds texts to train on: {listed(columns)}",
-            f"what lies inside {nested[0]} is not read: give one object a row with a column for each text, or "
+            "of words with tags write a file NAME.conll: word, tab and tag a line, and a blank line after each sentence"
+            if names & {"word", "token"} and names & {"tag", "label"}
+            else f"what lies inside {nested[0]} is not read: give one object a row with a column for each text, or "
             'conversations as lists of {"role": ..., "content": ...}'
             if nested
             else "name one: data.text=COLUMN",
@@ -92,6 +94,12 @@ def _refuse_half(columns: dict[str, Column], draft: Draft, *, is_text: bool) -> 
         raise ConfigError(
             f"answer holds {' and '.join(sorted(judged.counts))}, as Prodigy writes it: rejected rows would be learnt, too",
             "keep the rows that are accepted in the file, or name the task: format.task=NAME",
+        )
+    label = columns.get("label")
+    if draft.base == "instruct" and label and len(label.counts) == 2 and not label.many:
+        raise Question(
+            f"label is {' or '.join(label.counts)}: are answers of both kinds to be learnt?",
+            {"format.task=instruction": "yes; else keep the rows of one kind in the file"},
         )
     options = next((column for name, column in columns.items() if column.nested and name.lower() in OPTIONS), None)
     if options and draft.base == "classify":

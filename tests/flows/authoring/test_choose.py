@@ -243,6 +243,12 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "a column of 0 and 1 for each label": (
         "t.csv", table("text", "toxic", "threat", "insult", toxic=[0, 1], threat=[0, 0, 1], insult=[1, 0, 0]), Question,
         "3 columns hold 0 or 1", """format.task=multi_label 'format.target=["toxic", "threat", "insult"]'"""),
+    "a word in each row": (
+        "t.csv", table("Sentence #", "Word", "Tag", **{"Sentence #": ["1", "", ""]}, Word=KINDS, Tag=["O", "B-geo", "O"]),
+        ConfigError, "no column holds texts to train on", "write a file NAME.conll"),
+    "answers that are judged": (
+        "t.jsonl", lines(lambda n: {"instruction": sentence(n), "output": sentence(n + 99), "label": ["good", "bad"][n % 2]}),
+        Question, "label is good or bad: are answers of both kinds to be learnt", "format.task=instruction"),
     "Prodigy's answers": (
         "t.jsonl", lines(lambda n: {"text": sentence(n), "label": KINDS[n % 3], "answer": ["accept", "reject"][n % 2]}),
         ConfigError,
