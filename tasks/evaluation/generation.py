@@ -148,6 +148,8 @@ def generate(
             top_k=config.top_k if sample else None,
             top_p=config.top_p if sample else None,
             max_new_tokens=new,
+            num_return_sequences=1,
+            return_dict_in_generate=False,
             eos_token_id=ends or None,
             pad_token_id=ends[0] if ends else 0,
             **position_ids(model, row),

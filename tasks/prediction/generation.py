@@ -62,6 +62,8 @@ class Generator:
                 use_cache=True,
                 max_new_tokens=self._new,
                 max_time=self._seconds,
+                num_return_sequences=1,
+                return_dict_in_generate=False,
                 pad_token_id=next((end for end in (stop.pad_token_id, *ends) if end is not None), 0),
                 **position_ids(self._model, row),
             )[0, len(kept) :].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, models
@@ -84,3 +85,19 @@ def test_a_model_without_positions_of_its_own_writes_as_many_tokens_as_are_asked
 
     assert made(None) == (3, 0)
     assert made(4) == (2, 2), "half of four positions is for the answer"
+
+
+def test_what_else_a_model_s_settings_ask_generate_to_return_is_left_out(tmp_path: Path) -> None:
+    weights = small_models.llama(tmp_path / "llama")
+    model, tokenizer = load_model(weights.path, "causal_lm"), read_tokenizer(weights.path)
+
+    def made() -> Any:
+        prompt, config = Prompt([{"text": "the cat sat", "train": False}]), GenerationConfig(max_new_tokens=3)
+        return generate(
+            model, tokenizer, prompt_encoder(tokenizer, {}), prompt, config, positions=None, ends=[], sample=False
+        )
+
+    model.generation_config.update(num_beams=2)
+    plain = made()
+    model.generation_config.update(num_return_sequences=2, return_dict_in_generate=True, output_scores=True)
+    assert made() == plain

@@ -248,6 +248,8 @@ def test_settings_that_can_t_be_followed_are_one_line(asks: Path, tmp_path: Path
     file.write_text(json.dumps(json.loads(file.read_text()) | {"stop_strings": ["!"]}))
     with pytest.raises(ModelError, match=r"own can't generate: .*stop strings"):
         predict(folder, "why")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"stop_strings": None, "return_dict_in_generate": True}))
+    assert predict(folder, "why") == predict(asks, "why")
 
 
 def test_a_prompt_too_long_for_the_positions_loses_its_first_tokens(asks: Path) -> None:
