@@ -291,10 +291,17 @@ def _sweep(named: str, vary: list[str], overrides: list[str], options: Meta, off
     plan.check_sent()
     page = Page()
     RunName(page, plan.recipe.name).say(f"sweep {plan.name}")
-    shown, runs = SweepPage(page), direct_runs(Answers())
+    shown, answers = SweepPage(page), Answers()
     try:
         content, result = sweeping.sweep(
-            plan, runs, shown.say, readers=(PrefectLog(),), offline=offline, wait=True, show=shown.show
+            plan,
+            direct_runs(answers),
+            shown.say,
+            readers=(PrefectLog(),),
+            offline=offline,
+            wait=True,
+            show=shown.show,
+            answers=answers,
         )
     except Interrupted as error:
         return _ended(error)

@@ -46,6 +46,7 @@ from trnflow.tasks.errors import ConfigError, Interrupted, TrnflowError
 from trnflow.tasks.events import EventLog, Reader
 from trnflow.tasks.keys.canonical_json import digest_of
 from trnflow.tasks.sources.model_source import model_source
+from trnflow.tasks.sources.resolver import Answers
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.redaction import hide_secrets, scrub
 from trnflow.tasks.system.whole_file import write_whole
@@ -216,6 +217,7 @@ def sweep(
     offline: bool = False,
     wait: bool = False,
     show: Callable[[SweepDocument], None] = lambda content: None,
+    answers: Answers | None = None,
 ) -> tuple[SweepDocument, Result | None]:
     """Run the trials that are left, then the winner; return (content of sweep.json, the winner's result or None).
 
@@ -225,6 +227,7 @@ def sweep(
         readers: Of the events of the winner's run.
         wait: Wait for another holder of the study or devices, else ConfigError.
         show: Called with the content of sweep.json after each trial, and at the end.
+        answers: About sources, which the trials share.
 
     Raises:
         TrnflowError: The first three trials failed, or the sweep was interrupted or can't go on.
@@ -237,7 +240,7 @@ def sweep(
         study = (
             TimedStudy(plan, store, run, say, offline=offline)
             if plan.recipe.sweep.within
-            else _opened(plan, store, offline)
+            else _opened(plan, store, offline, answers)
         )
         going = Sweep(plan, store, study, run, say, offline, show)
         again = study.queue_again()
@@ -253,9 +256,9 @@ def sweep(
             return content, result
 
 
-def _opened(plan: Plan, store: Store, offline: bool) -> SweepStudy:
+def _opened(plan: Plan, store: Store, offline: bool, answers: Answers | None) -> SweepStudy:
     database, recipe, sources = plan.database(store.home), plan.recipe, {}
-    resolver = context_of(recipe, store, offline=offline).resolver
+    resolver = context_of(recipe, store, offline=offline, answers=answers).resolver
     # of a recipe's name the content may have changed; the first trial says that a source can't be found
     for lookup in (rows_source(recipe), source_of(model_source, recipe.model)):
         with suppress(TrnflowError):

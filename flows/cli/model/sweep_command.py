@@ -59,7 +59,9 @@ def run_sweep(options: Namespace) -> int:
         print_error(fault, options)
         return 2
     with Progress() as progress:
-        content, result = sweep(plan, direct_runs(answers), say, readers=(progress,), offline=options.offline)
+        content, result = sweep(
+            plan, direct_runs(answers), say, readers=(progress,), offline=options.offline, answers=answers
+        )
     error = result.error if result else None
     if options.json:
         emit_json(content)
