@@ -256,7 +256,7 @@ def sweep(
             return content, result
 
 
-def _opened(plan: Plan, store: Store, offline: bool, answers: Answers | None) -> SweepStudy:
+def _opened(plan: Plan, store: Store, offline: bool, answers: Answers | None = None) -> SweepStudy:
     database, recipe, sources = plan.database(store.home), plan.recipe, {}
     resolver = context_of(recipe, store, offline=offline, answers=answers).resolver
     # of a recipe's name the content may have changed; the first trial says that a source can't be found
