@@ -126,7 +126,7 @@ def test_a_stage_is_its_module_its_lines_in_the_pipeline_and_its_section(tmp_pat
     assert "Whether texts are lowercased." in shell("settings", "lower.enabled").stdout
     run = shell.json("run", "tiny.yaml", "--direct", "lower.enabled=true")
     stages = [stage["stage"] for stage in run["stages"]]
-    assert stages[1:4] == ["format_prompts", "lower_text", "tokenize_text"] and len(stages) == 9
+    assert stages[1:4] == ["format_prompts", "lower_text", "tokenize_text"] and len(stages) == 10
     shell.json("get", "tiny.yaml", "lower_text", str(shell.folder / "got"), "lower.enabled=true")
     texts = pq.read_table(shell.folder / "got/test.parquet")["text"].to_pylist()
     assert texts == [text.lower() for text in texts] and texts[0].startswith("loud ")

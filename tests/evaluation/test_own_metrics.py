@@ -38,7 +38,7 @@ def own(shell: InProcessShell) -> Path:
 
 def write(folder: Path, entries: str) -> None:
     evaluate = f"evaluate: {{export_rows: 0, metrics: [{entries}]}}"
-    recipe = RECIPE.replace("evaluate: {export_rows: 0}", evaluate)
+    recipe = RECIPE.replace("evaluate: {export_rows: 0}", evaluate).replace("stablehlo", "none")
     (folder / "own.yaml").write_text(recipe.replace("label: label}", "label: label, columns: {amount: amount}}"))
 
 

@@ -64,7 +64,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("older")
     shell = older_shell(folder / "house", checkout(folder / "program"))
     shell.folder.mkdir()
-    write_tiny(shell.folder, export="stablehlo")
+    write_tiny(shell.folder)
     commands = {
         "weak": ("run", "tiny.yaml", "--direct"),
         "first": ("promote", "tiny.yaml"),

@@ -20,7 +20,7 @@ model:
 tokenize: {max_length: 16, train: {kind: wordpiece, vocab_size: 200}}
 pack: {strategy: pad, chunk_length: 16}
 train: {global_batch: 32, learning_rate: 1.0e-2, max_steps: 1}
-export: {target: none}
+export: {target: stablehlo}
 evaluate: {export_rows: 0}
 tracking: {enabled: false}
 """
@@ -56,9 +56,9 @@ def write_amounts(folder: Path) -> None:
         file.write_text("".join(json.dumps({**row, "amount": n % 7 + 0.5}) + "\n" for n, row in enumerate(rows)))
 
 
-def write_tiny(folder: Path, export: str = "none") -> Path:
+def write_tiny(folder: Path) -> Path:
     """Write the recipe `tiny.yaml` and its rows into a folder; return the folder."""
-    (folder / "tiny.yaml").write_text(RECIPE.replace("target: none", f"target: {export}"))
+    (folder / "tiny.yaml").write_text(RECIPE)
     write_rows(folder / "rows", {"pos": "pos", "neg": "neg"})
     return folder
 

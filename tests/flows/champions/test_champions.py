@@ -76,9 +76,7 @@ def test_the_champion_predicts_whatever_the_settings(tiny: InProcessShell) -> No
     for name in ("tiny@1", "tiny.yaml@1", "tiny@champion"):
         assert tiny.json("predict", name, "lovely sunny day") == found
     assert tiny.json("predict", "tiny.yaml@champion", STRONG, "lovely sunny day") == found
-    assert "has no artifact of export_neuron" in tiny.error(
-        "predict", "tiny.yaml@champion", "--export", "export.target=stablehlo", "a", code=2
-    )
+    assert "has no artifact of export_neuron" in tiny.error("predict", "tiny.yaml@champion", "--export", "a", code=2)
 
 
 def test_a_lost_champion_is_named_with_what_helps(tiny: InProcessShell, tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +22,8 @@ from tests.helpers.s3_server import halted, requests, s3_endpoint, s3_root  # no
 from tests.helpers.slurm import Slurm, slurm_cluster
 from tests.helpers.waiting import wait_for
 
-HERE = ("export.target=none",)
-ON_SLURM = (*HERE, "launch.kind=slurm", "launch.grace_seconds=40")
-LONG = (*HERE, "train.max_steps=3000", "train.checkpoint_every=100")
+ON_SLURM = ("launch.kind=slurm", "launch.grace_seconds=40")
+LONG = ("train.max_steps=3000", "train.checkpoint_every=100", "export.target=none")
 
 pytestmark = pytest.mark.slow
 
@@ -45,16 +43,15 @@ def here(cluster: Slurm, tmp_path: Path) -> Shell:
 
 
 @pytest.fixture(scope="module")
-def wanted(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., dict[str, str]]:
-    """Returns {stage: digest} of a run without a job, by its settings."""
-
-    @cache
-    def run(*settings: str) -> dict[str, str]:
+def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict[str, str]]:
+    """{settings: {stage: digest}} of runs without a job."""
+    digests = {}
+    for settings in ((), LONG):
         shell = Shell(tmp_path_factory.mktemp("alone"))
         write_own(shell.folder)
-        return digests(shell.json("run", "own.yaml", "--direct", *settings))
-
-    return run
+        made = stages_of(shell.json("run", "own.yaml", "--direct", *settings))
+        digests[settings] = {stage: digest for stage, (_, digest) in made.items()}
+    return digests
 
 
 def digests(document: Any) -> dict[str, str]:
@@ -81,13 +78,13 @@ def curve(shell: Shell, run: str) -> list[int]:
 
 
 def test_a_run_whose_stages_slurm_runs_is_one_run(
-    cluster: Slurm, here: Shell, wanted: Callable[..., dict[str, str]]
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
 ) -> None:
     done = here.json("run", "own.yaml", "--direct", *ON_SLURM)
-    assert digests(done) == wanted(*HERE)
+    assert digests(done) == wanted[()]
     assert actions(done)["train"] == "ran" and actions(done)["evaluate_model"] == "ran"
     begun = [event["stage"] for event in events_of(here, done["run"]) if event["event"] == "stage_begun"]
-    assert begun[-3:] == ["train", "consolidate", "evaluate_model"]
+    assert begun[-4:] == ["train", "consolidate", "export_neuron", "evaluate_model"]
     assert curve(here, done["run"]) == sorted(set(curve(here, done["run"])))
     assert "Loading weights" in here("logs", done["run"]).stdout
     jobs = tickets(cluster)
@@ -97,8 +94,9 @@ def test_a_run_whose_stages_slurm_runs_is_one_run(
     assert tickets(cluster) == jobs, "no job was needed"
 
 
-def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(cluster: Slurm, here: Shell) -> None:
-    """That its bits are those of one run is compared in test_job.py, and by the nightly tests below."""
+def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
+) -> None:
     command = ("run", "own.yaml", "--direct", *ON_SLURM, *LONG)
     run = here.start(*command, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
     wait_for(lambda: any(curve(here, name) for name in runs(here)), 120)
@@ -118,13 +116,14 @@ def test_a_job_outlives_its_submitter_is_joined_stops_and_goes_on(cluster: Slurm
     wait_for(lambda: not cluster.of_jobs(), 10)
     assert [job["state"] for job in here.json("jobs")["jobs"]] == ["stopped"]
     done = here.json(*command)
+    assert digests(done)["train"] == wanted[LONG]["train"]
     steps = curve(here, done["run"])
     assert steps == sorted(set(steps)) and steps[0] > joined[-2] and steps[-1] == 3000, "it went on"
 
 
 @pytest.mark.nightly
 def test_scancel_saves_the_state_and_leaves_nothing_running(
-    cluster: Slurm, here: Shell, wanted: Callable[..., dict[str, str]]
+    cluster: Slurm, here: Shell, wanted: dict[tuple[str, ...], dict[str, str]]
 ) -> None:
     """It sends SIGTERM to each process of the job, and SIGKILL after KillWait."""
     command = ("run", "own.yaml", "--direct", *ON_SLURM, *LONG)
@@ -138,7 +137,7 @@ def test_scancel_saves_the_state_and_leaves_nothing_running(
     assert not cluster.run("squeue", "-h").strip(), "it does not start again"
     reached = curve(here, runs(here)[-1])
     done = here.json(*command)
-    assert digests(done)["train"] == wanted(*LONG)["train"]
+    assert digests(done)["train"] == wanted[LONG]["train"]
     assert curve(here, done["run"])[0] > reached[-2], "no step was lost"
 
 
@@ -261,14 +260,14 @@ def check_trained(here: Shell, run: subprocess.Popen[str], wanted: dict[str, str
 
 @pytest.mark.nightly
 def test_a_node_that_dies_costs_the_steps_since_the_last_checkpoint(
-    tmp_path: Path, wanted: Callable[..., dict[str, str]]
+    tmp_path: Path, wanted: dict[tuple[str, ...], dict[str, str]]
 ) -> None:
     (tmp_path / "here").mkdir()
     with slurm_cluster(slurmd_timeout=10) as cluster:
         run = begun(here := Shell(tmp_path / "here"))
         wait_for(lambda: any(curve(here, name) for name in runs(here)), 180)
         lose_node(cluster)
-        check_trained(here, run, wanted(*LONG))
+        check_trained(here, run, wanted[LONG])
 
 
 @pytest.mark.nightly
@@ -278,7 +277,7 @@ def test_a_node_that_dies_while_it_uploads_a_checkpoint_costs_no_bit(
     slurmd_timeout: int,
     tmp_path: Path,
     s3_root: str,  # noqa: F811
-    wanted: Callable[..., dict[str, str]],
+    wanted: dict[tuple[str, ...], dict[str, str]],
 ) -> None:
     (tmp_path / "here").mkdir()
     bucket = s3_root.split("/")[2]
@@ -307,4 +306,4 @@ def test_a_node_that_dies_while_it_uploads_a_checkpoint_costs_no_bit(
             step = wait_for(lambda: halted_in_an_upload(resume), 300, pause=0.005)
             lose_node(cluster)
         assert (step, "COMMIT") not in uploads(), "it was cut short"
-        check_trained(here, run, wanted(*LONG))
+        check_trained(here, run, wanted[LONG])

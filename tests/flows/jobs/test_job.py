@@ -34,7 +34,6 @@ from trnflow.tasks.store.garbage.mark import Policy
 
 OWN = """
 extends: tiny.yaml
-export: {target: stablehlo}
 format: {task: classification, make: 'mine:form'}
 evaluate: {metrics: [{function: 'mine:half', less_is_better: false}]}
 """
@@ -67,7 +66,7 @@ def stages_of(document: Any) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Shell:
-    shell = shell_in(tmp_path / "here", tmp_path / "store", InProcessShell)
+    shell = shell_in(tmp_path / "here", tmp_path / "store")
     write_own(shell.folder)
     return shell
 
@@ -122,7 +121,7 @@ def test_one_recipe_here_and_as_a_job_is_one_digest(here: Shell, there: Shell, t
 @pytest.mark.slow
 def test_a_job_that_is_stopped_goes_on_to_the_same_bits(here: Shell, there: Shell, tmp_path: Path) -> None:
     # 800 steps took a fast machine six seconds: training was over when `jobs --cancel` had started
-    steps = ("train.max_steps=2000", "train.checkpoint_every=50", "export.target=none")
+    steps = ("train.max_steps=3000", "train.checkpoint_every=50", "export.target=none")
     uri = ordered(here, *steps)
     job = parse_uri(uri).id
     (listed,) = here.json("jobs")["jobs"]

@@ -297,7 +297,7 @@ def what_is_used_and_what_serves(shell: InProcessShell, kept: dict[str, Any], wa
     assert lines[-1].startswith(f"tiny.yaml@champion is {serving[:19]}, not the newest judged model {used[:19]}: ")
     predicted = shell("predict", "tiny.yaml", "a lovely day", *warm)
     assert said("this", "tiny.yaml") in predicted.stderr.splitlines() and "note" not in predicted.stdout
-    copied = shell("get", "tiny.yaml", "evaluate_model", "evaluated", *warm).stdout.splitlines()
+    copied = shell("get", "tiny.yaml", "export_neuron", "exported", *warm).stdout.splitlines()
     assert copied[-1] == said("this", "tiny.yaml")
     assert "note" not in shell("get", "tiny.yaml", "load_data", "loaded", *warm).stdout
     run = judged(shell)["run"]

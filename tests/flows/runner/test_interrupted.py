@@ -88,7 +88,7 @@ def mlflow_status(home: Path, run: str) -> str | None:
 
 def test_a_run_whose_server_goes_away_for_good_completes_with_a_note(api: Api) -> None:
     earlier = logs_of_precompile(api)
-    run = start(api, "--until", "consolidate", *SHORT, "data.shuffle_seed=3")
+    run = start(api, *SHORT, "data.shuffle_seed=3")
     try:
         wait_for(lambda: run.poll() is not None or logs_of_precompile(api) - earlier, 400)
         os.kill(recorded_server(api.home)["pid"], signal.SIGKILL)

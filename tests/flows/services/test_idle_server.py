@@ -27,8 +27,7 @@ from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_s
 from trnflow.tasks.system.process import is_running
 
 IDLE_SECONDS = 4.0
-LONGER = IDLE_SECONDS + 2
-"""It looks each second, and would be gone by then."""
+LONGER = 2 * IDLE_SECONDS
 TRAINING = (
     "run", "demo", "--until", "train", "data.limit=60", "train.engine=native", "train.devices=1", "train.epochs=5000",
     "tracking.enabled=false",

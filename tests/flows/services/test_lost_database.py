@@ -26,7 +26,7 @@ PREFECT_3_1 = "5952a5498b51"
 IMPATIENT = "from pathlib import Path; from trnflow.flows.services.deploy import deploy;"
 IMPATIENT += " deploy(Path.cwd() / '.trnflow', Path.cwd(), 2.0)"
 """`trnflow deploy`, which waits 2 seconds for the schedule."""
-RUN = ("run", NAMES.recipe, "--until", "consolidate", "--json", "tracking.enabled=false", "train.max_steps=400")
+RUN = ("run", NAMES.recipe, "--json", "tracking.enabled=false", "train.max_steps=400")
 
 
 @pytest.fixture
