@@ -86,9 +86,8 @@ def main(arguments: list[str] | None = None) -> int:
                 raise ConfigError(f"{rest[0]} takes no settings, such as {hide_override(overrides[0])}", fix)
             if is_own_process:
                 no_logging_of_this_folder()
-                if isinstance(
-                    sys.stdout, io.TextIOWrapper
-                ):  # of a locale without UTF-8: a text may have other characters
+                # of a locale without UTF-8: a text may have other characters
+                if isinstance(sys.stdout, io.TextIOWrapper):
                     sys.stdout.reconfigure(errors="backslashreplace")
                 # modules stay: later collections need not look at them. Another program's garbage would stay, too
                 gc.freeze()

@@ -231,7 +231,7 @@ def open_study(
     definition: Meta,
     database: str,
     store: str = "",
-    sources: Meta = {},  # noqa: B006 - it is not changed
+    sources: Meta | None = None,
 ) -> SweepStudy:
     """Open the study with this name, or create it.
 
@@ -256,6 +256,7 @@ def open_study(
                 f"the study {name} of this database belongs to a sweep of another store",
                 "give this sweep a name of its own: --name NAME",
             )
+        sources = sources or {}
         before = {**sources, **study.user_attrs.get(SOURCES, {})}
         changed = [kind for kind, digest in sources.items() if before[kind] != digest]
         if changed or study.user_attrs.get(DEFINITION) not in (None, definition):
