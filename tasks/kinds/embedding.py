@@ -109,6 +109,7 @@ class Corpus:
 
     def __init__(self, expected: Any, vectors: Any) -> None:
         import numpy as np
+        from scipy.sparse import csr_matrix
 
         rows = len(expected)
         numbers = expected.reshape(rows, -1, 2).astype(np.int64) @ (1 << BITS, 1)
@@ -118,18 +119,20 @@ class Corpus:
         self.anchors, self.texts = vectors[places[:, 0]], vectors[places[:, 1:].ravel()[first]]
         self.own = which.reshape(rows, kinds)[:, 0]
         self.source = np.stack([first // kinds, first % kinds + 1], axis=1)
-        itself = known.searchsorted(numbers[:, 0]).clip(max=len(known) - 1)
-        self._itself = np.where(known[itself] == numbers[:, 0], itself, self.own)
+        asked, self._which = np.unique(numbers[:, 0], return_inverse=True)
+        at = known.searchsorted(asked).clip(max=len(known) - 1)
+        among = np.flatnonzero(known[at] == asked)
+        pairs = np.concatenate([self._which, among]), np.concatenate([self.own, at[among]])
+        self._belong = csr_matrix((np.ones(len(pairs[0]), bool), pairs), (len(asked), len(known)))
 
     def cosines(self, start: int, count: int = 1) -> Any:
-        """Return cosines of `count` anchors with all texts; -2 for the anchor itself, unless it is its own positive."""
-        import numpy as np
-
+        """Return cosines of `count` anchors with all texts; -2 for the anchor itself and its other positives."""
         here = slice(start, start + count)
         product = self.anchors[here] @ self.texts.T
         cosines = product.toarray() if hasattr(product, "toarray") else product
-        apart = np.flatnonzero(self._itself[here] != self.own[here])
-        cosines[apart, self._itself[here][apart]] = -2
+        rows, texts = self._belong[self._which[here]].nonzero()
+        apart = texts != self.own[here][rows]
+        cosines[rows[apart], texts[apart]] = -2
         return cosines
 
     def places(self) -> Any:
@@ -384,7 +387,7 @@ class Embedding(TargetKind):
             [*range(min(SHOWN, len(places))), *np.argsort(-places, kind="stable")[:SHOWN].tolist()]
         ):
             (cosines,) = corpus.cosines(row)
-            best = np.argsort(-cosines, kind="stable")[:NEAREST]
+            best = [at for at in np.argsort(-cosines, kind="stable")[:NEAREST] if cosines[at] > -2]
             yield row, int(places[row]), [(float(cosines[at]), *corpus.source[at].tolist()) for at in best]
 
     def draw(self, outputs: Outputs, labels: list[str], folder: Path, plots: Any) -> None:
