@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 0.5
 LONGEST_PAUSE_SECONDS = 30.0
+SILENT = "does not answer"
 
 # the server's address with credentials, which no event has
 ADDRESS = "TRNFLOW_TRACKING_URI"
@@ -118,7 +119,7 @@ def follow_run(home: str, run: str) -> None:
     pause = PAUSE_SECONDS
     while unsent.is_growing():
         with unsent.lock() as is_mine:
-            is_sent = is_mine and _try_to_send(unsent)
+            is_sent = is_mine and not _unable_to_send(unsent)
         pause = PAUSE_SECONDS if is_sent else min(2 * pause, LONGEST_PAUSE_SECONDS)
         wake = time.monotonic() + pause
         while time.monotonic() < wake and unsent.is_growing():
@@ -128,34 +129,35 @@ def follow_run(home: str, run: str) -> None:
 
 def send_logs(home: Path, first: str = "") -> int:
     """Send what is left of all runs that have ended or died; return how many were sent. first: the run to begin with."""
-    sent, failed = 0, set()
+    sent, silent = 0, set()
     for run in sorted(unsent_runs(home), key=lambda run: (run != first, run)):
         unsent = Unsent(home, run)
         if unsent.is_growing():
             continue
         with unsent.lock() as is_mine:
             address = _address(unsent) if is_mine else ""
-            if not is_mine or address in failed:
+            if not is_mine or address in silent:
                 continue
-            if _try_to_send(unsent, is_over=True):
+            if why := _unable_to_send(unsent, is_over=True):
+                # what is wrong with one run may not be with others, but if it does not answer they wait for a later call
+                silent.update([address] if why == SILENT else [])
+            else:
                 unsent.remove()
                 sent += 1
-            else:
-                failed.add(address)  # other runs for the same server are left for a later call
     return sent
 
 
-def _try_to_send(unsent: Unsent, *, is_over: bool = False) -> bool:
-    """Send the events so far; on a failure write a warning, return False. is_over: without its end, the run was killed."""
+def _unable_to_send(unsent: Unsent, *, is_over: bool = False) -> str:
+    """Send the events so far; on a failure write a warning, and return why. is_over: without its end, the run was killed."""
     try:
         _send(unsent, is_over)
     except Exception as error:
         where, why = scrub(_address(unsent)), scrub(_reason(error))
         kept = f"the run is kept in {unsent.log} and uploaded by the next run"
         unsent.warning.write_text(f"MLflow at {where} {why}; {kept}\n", encoding="utf-8")
-        return False
+        return why
     unsent.warning.unlink(missing_ok=True)
-    return True
+    return ""
 
 
 def _reason(error: Exception) -> str:
@@ -163,7 +165,7 @@ def _reason(error: Exception) -> str:
         return f"needs a driver that is not installed: {install}"
     message = scrub(str(error)).strip().partition("\n")[0]
     if "Max retries exceeded" in message or "timed out" in message:
-        return "does not answer"
+        return SILENT
     return f"did not take this run ({type(error).__name__}: {message[:200]})"
 
 
