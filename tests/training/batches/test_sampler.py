@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.training.toys import packed_classes, packed_lm
+from tests.training.toys import packed_classes, packed_lm, write_packed
+from trnflow.tasks.data.chunks import COLUMNS, marks_file, open_chunks
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.training.batches.sampler import IGNORED, Batch, BatchAddress, Schedule, Split, shift_targets
 
@@ -103,6 +105,24 @@ def test_masked_rows_have_no_target_and_no_token(tmp_path) -> None:
     assert batch.samples == 1 and batch.supervised == 1
     assert batch.targets[1:].tolist() == [IGNORED] * 3
     assert batch.real == int((batch.segment_ids[0] != 0).sum())
+
+
+def test_a_row_that_only_fills_a_batch_of_marked_answers_has_no_mark(tmp_path) -> None:
+    columns = {name: np.tile([1, 1, 2, 2], (3, 1)) for name in COLUMNS}
+    packed = write_packed(tmp_path, "unpaired_preference", None, {"train": {4: columns}})
+    np.save(marks_file(tmp_path, "train", 4), np.array([[1], [-1], [1]], np.int8))
+    split = Split(packed, "train")
+    full, last = (split.read(address) for address in split.in_order(2))
+    assert full.marks.tolist() == [[2], [-2]] and last.marks.tolist() == [[1], [0]]
+
+
+def test_the_first_token_of_a_text_surprises_nobody(tmp_path) -> None:
+    packed = packed_lm(tmp_path, rows=5)
+    pairs = replace(packed, meta={**packed.meta, "task": "preference"})
+    cuts = (open_chunks(pairs, "train", 16)["segment_ids"] == 1).sum(1)
+    split = Split(pairs, "train")
+    whole = split.read(next(split.in_order(8)))
+    assert whole.surprise_share == split.surprise_share == 5 / (cuts - 1).sum()
 
 
 def test_micro_batches_make_up_the_batch(tmp_path) -> None:
