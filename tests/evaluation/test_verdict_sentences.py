@@ -12,9 +12,11 @@ from tokenizers import Tokenizer, models
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.verdicts.classes import never_predicted
+from trnflow.tasks.evaluation.verdicts.confidence import confidence
 from trnflow.tasks.evaluation.verdicts.facts import Facts, Known
 from trnflow.tasks.evaluation.verdicts.rows import endless_texts, rows_in_train
 from trnflow.tasks.evaluation.verdicts.script import unknown_share
+from trnflow.tasks.evaluation.verdicts.training import still_falling
 
 
 def facts_of(expected: list[int], predicted: list[int], **more: Any) -> Facts:
@@ -32,6 +34,33 @@ def test_the_classes_that_train_lacks_are_named() -> None:
     )
     known = never_predicted(facts_of([0, 1] * 9 + [2] * 9, [0, 1] * 9 + [0] * 9, taught=np.array([9, 9, 9])))
     assert known is not None and "train has no rows" not in known
+
+
+@pytest.mark.parametrize(("missed", "told"), [(6, False), (7, True)])
+def test_seven_rows_of_a_class_that_is_never_predicted_are_no_chance(missed: int, told: bool) -> None:
+    facts = facts_of([0, 1] * 9 + [2] * missed, [0, 1] * 9 + [0] * missed)
+    assert (never_predicted(facts) is not None) is told
+
+
+@pytest.mark.parametrize(
+    ("rows", "sure", "right", "told"),
+    [(10, 0.9, 0.7, False), (5000, 0.95, 0.9, False), (1000, 0.9, 0.7, True), (1000, 0.5, 0.7, True)],
+)
+def test_confidence_is_told_where_it_is_far_from_accuracy_and_chance_does_not_explain_it(
+    rows: int, sure: float, right: float, told: bool
+) -> None:
+    bins = [{"rows": rows, "confidence": sure, "accuracy": right}]
+    facts: Any = SimpleNamespace(report={"calibration": bins}, curves=[], training={})
+    assert (confidence(facts) is not None) is told
+
+
+@pytest.mark.parametrize(("best", "told"), [({}, True), ({"best_step": 100}, True), ({"best_step": 60}, False)])
+def test_a_loss_that_falls_after_the_step_that_is_kept_asks_for_no_more_updates(
+    best: dict[str, int], told: bool
+) -> None:
+    rows = [{"step": at, "loss": 2 - at / 100, "learning_rate": 1.0} for at in range(1, 101)]
+    facts: Any = SimpleNamespace(curves=rows, training={"steps": 100, **best})
+    assert (still_falling(facts) is not None) is told
 
 
 def test_rows_of_train_are_compared_with_all_others_alone() -> None:
