@@ -17,6 +17,7 @@ from trnflow.tasks.evaluation import scores
 from trnflow.tasks.evaluation.baselines.measured import _at_words
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.metrics.mcc import matthews_correlation
+from trnflow.tasks.evaluation.paired import Pair, chance
 from trnflow.tasks.evaluation.report_outputs import _retrieved
 from trnflow.tasks.evaluation.scores import Score, score
 from trnflow.tasks.kinds.registry import KINDS
@@ -129,3 +130,14 @@ def test_what_is_nearest_to_an_anchor_is_named_by_its_row(tmp_path: Path) -> Non
 def test_matthews_correlation_compares_with_what_is_expected() -> None:
     found: Any = SimpleNamespace(expected=[0, 1, 1, 0], predicted=[1, 0, 0, 1])
     assert matthews_correlation(found) == -1.0
+
+
+def test_as_many_permutations_are_drawn_as_are_asked_for_though_blocks_do_not_divide_them() -> None:
+    sizes: list[int] = []
+
+    def permute(_: np.random.Generator, size: int) -> Any:
+        sizes.append(size)
+        return np.zeros(size)
+
+    pair = Pair((0.5, 0.5), np.ones(3, bool), permute, block=4)
+    assert chance(pair, 1.0, 10) == (1.0, 1.0) and sizes == [4, 4, 2]
