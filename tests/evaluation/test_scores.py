@@ -21,6 +21,7 @@ from trnflow.tasks.evaluation.paired import Pair, chance
 from trnflow.tasks.evaluation.report_outputs import _retrieved
 from trnflow.tasks.evaluation.scores import Score, score
 from trnflow.tasks.kinds.registry import KINDS
+from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.promotion import compare
 from trnflow.tasks.promotion.settings import PromoteConfig
 
@@ -141,3 +142,13 @@ def test_as_many_permutations_are_drawn_as_are_asked_for_though_blocks_do_not_di
 
     pair = Pair((0.5, 0.5), np.ones(3, bool), permute, block=4)
     assert chance(pair, 1.0, 10) == (1.0, 1.0) and sizes == [4, 4, 2]
+
+
+def test_a_metric_that_the_rows_do_not_have_is_left_out() -> None:
+    """Pairs without scores have no correlation."""
+    vectors, nothing = np.eye(4, dtype=np.float32), np.zeros((4, 1))
+    pairs = Outputs(
+        np.arange(16, dtype=np.float32).reshape(4, 4), np.concatenate([vectors] * 2, 1), nothing, nothing[:, 0]
+    )
+    found = scores.values_of("embedding", pairs)
+    assert found["mrr_at_10"] == 1 and not {"spearman", "pearson"} & {*found}

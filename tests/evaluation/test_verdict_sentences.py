@@ -12,11 +12,12 @@ from tokenizers import Tokenizer, models
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.verdicts.classes import never_predicted
+from trnflow.tasks.evaluation.verdicts.comparison import Compared, no_better_than_a_baseline
 from trnflow.tasks.evaluation.verdicts.confidence import confidence
 from trnflow.tasks.evaluation.verdicts.facts import Facts, Known
 from trnflow.tasks.evaluation.verdicts.rows import endless_texts, rows_in_train
 from trnflow.tasks.evaluation.verdicts.script import unknown_share
-from trnflow.tasks.evaluation.verdicts.training import still_falling
+from trnflow.tasks.evaluation.verdicts.training import from_nothing, risen_loss, still_falling
 
 
 def facts_of(expected: list[int], predicted: list[int], **more: Any) -> Facts:
@@ -69,6 +70,38 @@ def test_rows_of_train_are_compared_with_all_others_alone() -> None:
     told = rows_in_train(facts)
     assert told is not None and "of 10 rows of test 4 have the text" in told
     assert "accuracy is 1 on them, 0.5 on the others" in told
+
+
+@pytest.mark.parametrize(("equal", "rows", "told"), [(2, 10, False), (3, 10, True), (3, 100, False), (5, 100, True)])
+def test_rows_of_train_are_told_where_they_are_three_and_a_twentieth(equal: int, rows: int, told: bool) -> None:
+    known = Known(np.arange(rows) < equal, np.zeros(rows, np.bool_))
+    assert (rows_in_train(facts_of([0] * rows, [0] * rows, known=known)) is not None) is told
+
+
+def beside(worse: float, better: float, value: float = 0.8) -> Compared:
+    return Compared("baseline", "accuracy", value, 0.8, worse, better)
+
+
+def test_a_model_from_nothing_is_told_unless_it_is_better_than_each_baseline() -> None:
+    facts: Any = SimpleNamespace(training={"scratch": True})
+    assert from_nothing(facts, [beside(0.9, 0.01), beside(0.5, 0.5)]) is not None
+    assert from_nothing(facts, []) is not None and from_nothing(facts, [beside(0.9, 0.01)]) is None
+
+
+def test_nothing_is_better_than_all_right() -> None:
+    facts: Any = SimpleNamespace(count=100, split="test", report={"metrics": {"accuracy": 1.0}})
+    assert no_better_than_a_baseline(facts, [beside(1.0, 1.0, value=1.0)], "") is None
+    assert no_better_than_a_baseline(facts, [beside(0.5, 0.5, value=0.9)], "") is not None
+
+
+def test_a_loss_that_was_lowest_before_training_has_not_risen_by_it() -> None:
+    def risen(*losses: float) -> Any:
+        facts: Any = SimpleNamespace(
+            curves=[{"step": at, "eval_loss": loss} for at, loss in enumerate(losses)], training={}
+        )
+        return risen_loss(facts)
+
+    assert risen(1.0, 1.5, 2.0) is None and risen(1.5, 1.0, 2.0) == (1, 1.0, 2.0)
 
 
 def test_the_unknown_token_counts_though_it_is_a_special_one() -> None:

@@ -24,6 +24,7 @@ from trnflow.tasks.train import TrainConfig
 from trnflow.tasks.training import fit
 from trnflow.tasks.training.batches.sampler import Split
 from trnflow.tasks.training.loop import Run, TrainingState
+from trnflow.tasks.training.losses import with_logits
 from trnflow.tasks.training.selection import Best, Chosen, check_selection, validated, without_effect
 from trnflow.tasks.training.unread_settings import unread_settings
 from trnflow.tasks.training.world import ALONE
@@ -180,3 +181,12 @@ def test_a_run_that_keeps_the_best_says_which_evaluation_is_a_new_one(fields: di
     for run.progress.step in (1, 2, 3):
         found.append(Run.is_new_best(run))
     assert (found, run.progress.best.step) == (kept, 3 if fields else 0)
+
+
+def test_rows_of_all_replicas_stand_in_their_order_after_the_scores() -> None:
+    import torch
+
+    scores, first, second = torch.tensor([3.0, 4.0]), torch.tensor([[1.0, 2.0]]), torch.tensor([[5.0, 6.0]])
+    shares = [with_logits(scores / 2, logits, replica, 2) for replica, logits in enumerate((first, second))]
+    assert sum(shares[1:], shares[0]).tolist() == [3, 4, 1, 2, 5, 6]
+    assert with_logits(scores, first, 0, 1).tolist() == [3, 4, 1, 2]
