@@ -129,6 +129,9 @@ SOUND = {
                                   {"text": ["text"], "label": ["genre"]}, "classification"),
     "many classes": ("t.csv", table("text", "intent", rows=400, intent=[f"intent {n}" for n in range(77)]),
                      {"text": ["text"], "label": ["intent"]}, "classification"),
+    "one class with a long name": (
+        "t.csv", table("text", "category", category=[*KINDS, "Maternal care for known or suspected damage " * 3]),
+        {"text": ["text"], "label": ["category"]}, "classification"),
     "a byte order mark and Windows' line ends": (
         "t.csv", b"\xef\xbb\xbf" + table("text", "label", label=KINDS).replace(b"\n", b"\r\n"),
         {"text": ["text"], "label": ["label"]}, "classification"),
