@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from trnflow.flows.authoring import answers, targets
-from trnflow.flows.authoring.columns import LABELS
+from trnflow.flows.authoring.columns import FEW, LABELS
 from trnflow.flows.authoring.draft import Draft, Question, listed
 from trnflow.flows.authoring.look import Column, Looked
 from trnflow.flows.authoring.tagged import lists_of
@@ -59,16 +59,7 @@ def choose(looked: Looked, given: Meta) -> Draft:
         drafts = (make(columns, data, form) for name, (make, _) in TASKS.items() if name != "regression")
         draft = next(filter(None, drafts), None)
     if draft is None:
-        nested, names = [name for name, column in columns.items() if column.nested], {*map(str.lower, columns)}
-        raise ConfigError(
-            f"no column holds texts to train on: {listed(columns)}",
-            "of words with tags write a file NAME.conll: word, tab and tag a line, and a blank line after each sentence"
-            if names & {"word", "token"} and names & {"tag", "label"}
-            else f"what lies inside {nested[0]} is not read: give one object a row with a column for each text, or "
-            'conversations as lists of {"role": ..., "content": ...}'
-            if nested
-            else "name one: data.text=COLUMN",
-        )
+        raise _no_texts(columns)
     is_text = draft.settings["format"].get("task") == "text"
     if not task:
         _refuse_half(columns, draft, is_text=is_text)
@@ -85,6 +76,35 @@ def choose(looked: Looked, given: Meta) -> Draft:
             "remove the lines above the names of the columns",
         )
     return draft
+
+
+def _no_texts(columns: dict[str, Column]) -> ConfigError:
+    """Return the error about columns none of which looks like texts; a Question where short ones may be."""
+    nested, names = [name for name, column in columns.items() if column.nested], {*map(str.lower, columns)}
+    is_tagged = bool(names & {"word", "token"} and names & {"tag", "label"})
+    plain = [
+        column for column in columns.values() if not column.nested and column.numbers is None and not column.is_date
+    ]
+    short = [column.name for column in plain if column.is_unique or len(column.counts) > FEW][:4]
+    if short and not nested and not is_tagged:
+        pair = (
+            {f"data.text={short[0]} format.text_pair={short[1]}": "two texts that are judged together"}
+            if short[1:]
+            else {}
+        )
+        return Question(
+            f"which column holds the texts? {listed(columns)}",
+            {**{f"data.text={name}": columns[name].describe() for name in short}, **pair},
+        )
+    return ConfigError(
+        f"no column holds texts to train on: {listed(columns)}",
+        "of words with tags write a file NAME.conll: word, tab and tag a line, and a blank line after each sentence"
+        if is_tagged
+        else f"what lies inside {nested[0]} is not read: give one object a row with a column for each text, or "
+        'conversations as lists of {"role": ..., "content": ...}'
+        if nested
+        else "name one: data.text=COLUMN",
+    )
 
 
 def _refuse_half(columns: dict[str, Column], draft: Draft, *, is_text: bool) -> None:

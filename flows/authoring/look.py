@@ -52,7 +52,7 @@ MOST_LOOKED = 2000
 MOST_ALONE = 1000
 """Columns of a file that are read one by one, to know which can't be read."""
 SHORT = 100
-"""Mean characters of a column that can hold classes."""
+"""Mean characters of the values of a column that can hold classes. One long name among many is none the less a class."""
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _DATE = re.compile(
     rf"\W*(\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{{2,4}}|(\w{{3,9}},? )?(\d\d?\W+)?({MONTHS})[a-z]*\.? \d)",
@@ -127,12 +127,16 @@ class Column:
         return plain and self.words >= 3 and (self.many or 2 * len(self.counts) > self.rows - self.blank)
 
     @property
+    def is_short(self) -> bool:
+        return sum(map(len, self.counts)) <= SHORT * len(self.counts)
+
+    @property
     def can_be_classes(self) -> bool:
         """Whether it has two values or more, most of them often: short texts, truth values or a few integers."""
         often = 2 <= len(self.counts) <= (self.rows - self.blank) / 2
         if self.nested or self.many or self.is_date or not often:
             return False
-        return not self.is_measure if self.numbers else max(map(len, self.counts)) <= SHORT
+        return not self.is_measure if self.numbers else self.is_short
 
     def describe(self) -> str:
         """Return a phrase such as `12 values` or `mean 31 words`."""
@@ -381,7 +385,7 @@ def _read_columns(rows: RowReader, names: list[str], columns: dict[str, Column],
 
 def _count_whole(rows: RowReader, column: Column, most: int) -> None:
     """Count the values of all rows, of a column that may hold classes. most: bytes to read."""
-    if column.many or column.nested or not column.counts or max(map(len, column.counts)) > SHORT:
+    if column.many or column.nested or not column.counts or not column.is_short:
         return
     whole, size = Column(column.name), 0
     for batch in _batches(rows, [column.name]):

@@ -129,6 +129,9 @@ SOUND = {
                                   {"text": ["text"], "label": ["genre"]}, "classification"),
     "many classes": ("t.csv", table("text", "intent", rows=400, intent=[f"intent {n}" for n in range(77)]),
                      {"text": ["text"], "label": ["intent"]}, "classification"),
+    "one class with a long name": (
+        "t.csv", table("text", "category", category=[*KINDS, "Maternal care for known or suspected damage " * 3]),
+        {"text": ["text"], "label": ["category"]}, "classification"),
     "a byte order mark and Windows' line ends": (
         "t.csv", b"\xef\xbb\xbf" + table("text", "label", label=KINDS).replace(b"\n", b"\r\n"),
         {"text": ["text"], "label": ["label"]}, "classification"),
@@ -243,6 +246,13 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "a column of 0 and 1 for each label": (
         "t.csv", table("text", "toxic", "threat", "insult", toxic=[0, 1], threat=[0, 0, 1], insult=[1, 0, 0]), Question,
         "3 columns hold 0 or 1", """format.task=multi_label 'format.target=["toxic", "threat", "insult"]'"""),
+    "names alone beside classes": (
+        "t.csv", table("place", "kind_of", place=lambda n: f"place {n}", kind_of=KINDS), Question,
+        "which column holds the texts? place (unique), kind_of (3 values)", "data.text=place"),
+    "texts of a pair that stand in several rows": (
+        "t.csv", table("head", "lead", "match", rows=900, head=lambda n: sentence(n // 2), lead=lambda n: sentence(n % 450, 30),
+                       match=[1, 0]),
+        Question, "which column holds the texts?", "data.text=head format.text_pair=lead (two texts that are judged together)"),
     "a word in each row": (
         "t.csv", table("Sentence #", "Word", "Tag", **{"Sentence #": ["1", "", ""]}, Word=KINDS, Tag=["O", "B-geo", "O"]),
         ConfigError, "no column holds texts to train on", "write a file NAME.conll"),
