@@ -47,7 +47,7 @@ CAUSES = {
     "falling": "was still falling",
     "over-trained": "over-trained",
     "never": "never predicted",
-    "rare": "on rare labels the model is worse",
+    "rare": "on rare (labels|classes) the model is worse",
     "too sure": "probabilities are too high",
     "unsure": "probabilities are too low",
     "cut": "were cut to",
@@ -169,7 +169,7 @@ class Made:
         missing = draw.random() < 0.2 and classes > 2
         if missing:  # the last class is never predicted
             predicted[predicted == classes - 1] = 0
-            self.truth |= {"never", "worse"}
+            self.truth |= {"never", "worse", "rare"}
         shift = float(draw.choice([0.0, 0.0, 0.25, -0.25]))
         share = float((predicted == expected).mean())
         # of which the mean is how often it is right, shifted
@@ -638,6 +638,18 @@ def test_rare_labels_are_told_where_the_usual_metric_hides_them() -> None:
     swapped: Any = report | {"metrics": values_of("multi_label", baseline)}
     swapped["baselines"] = [{"name": "baseline", "metrics": report["metrics"]}]
     assert "rare" not in said(verdict(Facts(swapped, baseline, {"baseline": model}, ["a", "b", "c", "d", "e", "f"])))
+
+
+def test_rare_classes_are_told_where_accuracy_hides_them() -> None:
+    """As of 1,000 diagnoses in 21 chapters: as accurate as the simple baseline, and macro F1 0.39 instead of 0.55."""
+    draw, rows = np.random.default_rng(0), 400
+    expected = draw.choice(6, rows, p=[0.4, 0.4, 0.05, 0.05, 0.05, 0.05])
+    usual = np.where(expected < 2, expected, 0)
+    often = np.where(draw.random(rows) < 0.8, expected, (expected + draw.integers(1, 6, rows)) % 6)
+    lines = verdict(facts_of(expected, usual, np.full(rows, 0.8), often))
+    assert said(lines) == {"rare", "never", "no better"}
+    assert "in which each class counts alike" in lines[1] and "train.class_weights=balanced" in lines[1]
+    assert "rare" not in said(verdict(facts_of(expected, often, np.full(rows, 0.8), usual)))
 
 
 @pytest.mark.parametrize("task", ["reward", "unpaired_preference", "reranker", "multi_label", "token_classification"])

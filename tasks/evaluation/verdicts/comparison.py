@@ -10,7 +10,8 @@ from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.paired import chance, pair_of_sums
 from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy, promoting
 from trnflow.tasks.evaluation.verdicts.facts import Facts, figure
-from trnflow.tasks.kinds.multi_label import RARE
+from trnflow.tasks.kinds.multi_label import RARE, MultiLabel
+from trnflow.tasks.kinds.targets import Outputs
 
 if TYPE_CHECKING:
     from trnflow.tasks.evaluation.report_document import BaselineReport
@@ -22,6 +23,8 @@ WORSE = 0.01
 BETTER = 0.05
 """A model is called no better where chance makes one that is no better look as good with a higher probability."""
 PERMUTATIONS = 2000
+MOST_CELLS = 500_000
+"""Rows times labels whose permutations take some seconds: more are not compared label by label."""
 
 
 class Compared(NamedTuple):
@@ -62,18 +65,18 @@ def _compared(facts: Facts, metric: str, entry: BaselineReport) -> Compared:
 
 def _chances(facts: Facts, score: Score, other: Any) -> tuple[float, float]:
     """Return `worse` and `better`."""
-    if facts.kind.one_class:
-        right = [columns.predicted == columns.expected for columns in (other, facts.columns)]
+    both, metric = [other, facts.columns], score.metric
+    if facts.kind.one_class and score.name != RARE:
+        right = [columns.predicted == columns.expected for columns in both]
         return mcnemar(int((right[1] & ~right[0]).sum()), int((right[0] & ~right[1]).sum()))
-    if score.metric is not None:
-        metric, rows = score.metric, len(facts.columns.loss)
-        pair = pair_of_sums(
-            lambda sums: metric.of_sums(sums, rows), metric.columns(other), metric.columns(facts.columns)
-        )
+    if facts.kind.one_class:
+        metric = next(each for each in MultiLabel.metrics if each.name == RARE)
+        both = [_as_labels(columns, len(facts.labels)) for columns in both]
+    if metric is not None:
+        of_sums, columns, rows = metric.of_sums, metric.columns, len(other.loss)
+        pair = pair_of_sums(lambda sums: of_sums(sums, rows), *(columns(each) for each in both))
     elif score.ratio is not None:
-        pair = pair_of_sums(
-            lambda sums: sums[..., 0] / sums[..., 1], *(_parts(score, each) for each in (other, facts.columns))
-        )
+        pair = pair_of_sums(lambda sums: sums[..., 0] / sums[..., 1], *(_parts(score, each) for each in both))
     else:
         return 1.0, 0.0
     return chance(pair, -1.0 if score.less_is_better else 1.0, PERMUTATIONS)
@@ -90,6 +93,14 @@ def mcnemar(alone: int, other_alone: int) -> tuple[float, float]:
     return tuple(float(binomtest(alone, differing, alternative=side).pvalue) for side in ("less", "greater"))  # type: ignore[return-value]
 
 
+def _as_labels(columns: Any, classes: int) -> Outputs:
+    """Return a class of each row as the labels of several labels."""
+    import numpy as np
+
+    expected, predicted = (np.eye(classes, dtype=np.bool_)[each] for each in (columns.expected, columns.predicted))
+    return Outputs(expected, predicted, predicted, columns.loss)
+
+
 def _parts(score: Score, columns: Any) -> Any:
     import numpy as np
 
@@ -103,18 +114,20 @@ def worse_than_a_baseline(beside: Sequence[Compared], advice: str) -> str | None
 
 
 def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None:
-    """Say that the simple baseline is better where each label counts alike, if it is not where each answer does."""
-    entries = facts.report.get("baselines", [])
+    """Say that the simple baseline is better where each class or label counts alike, if it is not where each answer does."""
+    entries, metrics = facts.report.get("baselines", []), facts.report["metrics"]
     entry = next((each for each in entries if each["name"] == BASELINE and RARE in each.get("metrics", {})), None)
-    if facts.kind.name != "multi_label" or entry is None or any(each.worse <= WORSE for each in beside):
+    if not (facts.kind.one_class or facts.kind.name == MultiLabel.name) or entry is None:
         return None
-    found = _compared(facts, RARE, entry)
-    if found.worse > WORSE:
+    if any(each.worse <= WORSE for each in beside) or metrics[RARE] >= entry["metrics"][RARE]:
         return None
+    if facts.count * len(facts.labels) > MOST_CELLS or (found := _compared(facts, RARE, entry)).worse > WORSE:
+        return None
+    what, weights = ("class", "train.class_weights=balanced, ") if facts.kind.one_class else ("label", "")
     return (
-        f"on rare labels the model is worse than {NAMES[BASELINE]}: {RARE}, in which each label counts alike, is "
-        f"{figure(found.model)} and {figure(found.baseline)}; if they matter, more rows of them or more train.epochs may help, "
-        f"and promote.metric={RARE} compares models by it"
+        f"on rare {'classes' if weights else 'labels'} the model is worse than {NAMES[BASELINE]}: {RARE}, in which each {what} "
+        f"counts alike, is {figure(found.model)} and {figure(found.baseline)}; if they matter, {weights}more rows of them or "
+        f"more train.epochs may help, and promote.metric={RARE} compares models by it"
     )
 
 
