@@ -24,7 +24,8 @@ from trnflow.tasks.stage import read_json, write_json
 
 def test_generation_keeps_what_the_base_says() -> None:
     config = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-    assert generation_settings(config, None) == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    assert generation_settings(config, None) == {"do_sample": False, **ids}
     base = {"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": True, "pad_token_id": None}
     wanted = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
     assert generation_settings(config, base) == wanted
