@@ -16,6 +16,7 @@ from trnflow.tasks.data.special_tokens import chat_templates
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.gguf_tokenizer import token_texts, write_tokenizer
 from trnflow.tasks.export.ollama import write_modelfile
+from trnflow.tasks.export.sampling import sampling_of, write_sampling
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.stage import write_json
 
@@ -134,6 +135,8 @@ def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -
     left = token_texts(weights, write_tokenizer(gguf, writer, weights, config.vocab_size, stops))
     if (template := chat_templates(weights).get("default")) is not None:
         writer.add_chat_template(template)
+    sampling = sampling_of(model.generation_config)
+    write_sampling(writer, sampling)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[family.architecture.upper()], config.num_hidden_layers)
     tensors = {
         names.get_name(name, (".weight", ".bias")): (name, value)
@@ -157,7 +160,7 @@ def write_gguf(folder: Path, model: PreTrainedModel, weights: Path, kind: str) -
     writer.close()
     write_json(folder / "export.json", {"format": FORMAT, "version": VERSION, "file": FILE, "type": kind})
     remarks = [f"GGUF has places for three tokens that end a text, and none for {', '.join(left)}"] if left else []
-    return [*remarks, *write_modelfile(folder, FILE, weights, token_texts(weights, stops))]
+    return [*remarks, *write_modelfile(folder, FILE, weights, token_texts(weights, stops), sampling)]
 
 
 def _listed(value: int | list[int] | None) -> list[int]:

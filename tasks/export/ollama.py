@@ -8,7 +8,7 @@ templates (such as those that write today's date) are left out: Ollama then uses
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -87,10 +87,13 @@ class Turns(NamedTuple):
         return f'{{{{ if eq .Role "{role}" }}}}{before}{{{{ .Content }}}}{after}{{{{ end }}}}'
 
 
-def write_modelfile(folder: Path, file: str, weights: Path, stops: Sequence[str] = ()) -> list[str]:
+def write_modelfile(
+    folder: Path, file: str, weights: Path, stops: Sequence[str] = (), sampling: Mapping[str, float] | None = None
+) -> list[str]:
     """Write the Modelfile for a GGUF file in `folder`; return remarks.
 
-    weights: the folder of the tokenizer; stops: the tokens that end a text, the first one an answer.
+    weights: the folder of the tokenizer; stops: the tokens that end a text, the first one an answer; sampling: how tokens
+    are drawn.
     """
     rows = read_row_format(weights) if (weights / ROW_FORMAT_FILE).is_file() else None
     is_instruction = rows is not None and rows.settings["task"] == "instruction"
@@ -105,10 +108,11 @@ def write_modelfile(folder: Path, file: str, weights: Path, stops: Sequence[str]
         asked = {"template": chat, "special": special, "bos": bos, "imports": [RENDERS]}
         found = call_limited(f"{__name__}:derive", asked)
         written, stops = found["written"], stops or found["stops"]
-    lines = [f"FROM ./{file}", *([f'TEMPLATE """{written}"""'] if written and '"""' not in written else [])]
+    templated = [f'TEMPLATE """{written}"""'] if written and '"""' not in written else []
+    lines = [f"FROM ./{file}", *templated, *(f"PARAMETER {name} {value:g}" for name, value in (sampling or {}).items())]
     lines += [f"PARAMETER stop {_quoted(stop)}" for stop in stops]
     (folder / FILE).write_text("\n".join(lines) + "\n", encoding="utf-8")
-    return [NO_TEMPLATE] if len(lines) == 1 + len(stops) and (is_instruction or chat) else []
+    return [NO_TEMPLATE] if not templated and (is_instruction or chat) else []
 
 
 def instruction_template(rows: RowFormat, end: str) -> str | None:

@@ -49,7 +49,7 @@ def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {kind_of(shards['task']).pipeline.replace('-', ' ')}, {_origin(base)} with trnflow."
-    yield _how_to_open(shards["task"], base.name, adapter)
+    yield _how_to_open(shards, base.name, adapter)
     if said:
         yield said
     if adapter and not kind_of(shards["task"]).per_row:
@@ -79,14 +79,20 @@ def _opener(task: str) -> str:
     return kind.opener or f'transformers.pipeline("{kind.pipeline}", model=FOLDER{cut})'
 
 
-def _how_to_open(task: str, base: str | None, adapter: bool) -> str:
+def _how_to_open(shards: CheckpointMeta, base: str | None, adapter: bool) -> str:
     if not adapter:
-        return f"    {_opener(task)}"
+        return f"    {_opener(shards['task'])}"
+    kind = kind_of(shards["task"])
+    # peft takes the head's size, and by what a pipeline shows its outputs, from the base
+    head = {"num_labels": len(shards.get("labels") or ()), "problem_type": kind.problem_type}
+    given = "".join(f", {name}={json.dumps(value)}" for name, value in head.items() if value and not kind.apart)
     if base is None:
+        opened = f" by `transformers.{kind.auto_class}.from_pretrained(BASE{given})`" if given else ""
         return (
-            "The base model has no name on the hub: open it first, then `peft.PeftModel.from_pretrained(base, FOLDER)`."
+            f"The base model has no name on the hub: open it first{opened}, "
+            "then `peft.PeftModel.from_pretrained(base, FOLDER)`."
         )
-    return f"    peft.AutoPeft{kind_of(task).auto_class.removeprefix('Auto')}.from_pretrained(FOLDER)"
+    return f"    peft.AutoPeft{kind.auto_class.removeprefix('Auto')}.from_pretrained(FOLDER{given})"
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -57,7 +57,8 @@ def generation_settings(config: Json, base: Meta | None, ends: Sequence[int] = (
         number for number in (ids["pad_token_id"], config.get("pad_token_id"), *pads, *own) if number is not None
     ]
     ids["pad_token_id"] = min(padding, key=lambda number: (number in ends) + (number in stops), default=None)
-    return known | {name: value for name, value in ids.items() if value is not None}
+    # where nothing is said, transformers' pipeline draws tokens, though generate takes the best one
+    return {"do_sample": False, **known, **{name: value for name, value in ids.items() if value is not None}}
 
 
 def end_ids(tokens: Meta) -> dict[str, list[int]]:

@@ -9,8 +9,12 @@ import pytest
 
 from tests.clients import figures
 from tests.clients.conftest import RunClient
+from tests.helpers.checkpoints import NOTHING, checkpoint
 from tests.helpers.command_line import InProcessShell
-from trnflow.tasks.stage import read_json
+from tests.helpers.small_models import tokenizer, workdir
+from tests.training.toys import BERT, packed_targets
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.stage import read_json, write_json
 
 RECIPE = """
 extends: demo
@@ -39,6 +43,28 @@ evaluator = CrossEncoderRerankingEvaluator([*queries.values()], at_k=10, write_c
 scores = [float(score) for score in model.predict(pairs)]
 print(json.dumps({"scores": scores, **evaluator(model)}))
 """
+
+NUMBERS = """
+import json, sys, torch, transformers
+from sentence_transformers import CrossEncoder
+pairs = [("cat dog", "a dog"), ("cat", "a cat and a dog " * 50), ("dog", "cat cat")]
+tokenizer = transformers.AutoTokenizer.from_pretrained(sys.argv[1])
+model = transformers.AutoModelForSequenceClassification.from_pretrained(sys.argv[1]).eval()
+with torch.no_grad():
+    wanted = [model(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits.item() for pair in pairs]
+found = CrossEncoder(sys.argv[1], device="cpu").predict(pairs)
+print(json.dumps([wanted, [float(number) for number in found]]))
+"""
+
+
+@pytest.mark.slow
+def test_a_cross_encoder_shows_the_numbers_of_a_regression(tmp_path: Path, run_client: RunClient) -> None:
+    shards, _ = checkpoint(tmp_path, packed_targets(tmp_path / "packed", "regression", ["price"]), **BERT)
+    tokenizer(shards.path / "tokenizer")
+    write_json(shards.path / "tokenizer" / "tokenizer_config.json", {"pad_token": "<pad>"})
+    consolidate(ConsolidateConfig(), shards, NOTHING, out=workdir(tmp_path / "made"))
+    wanted, found = run_client("sentence-transformers", NUMBERS, tmp_path / "made")
+    assert found == pytest.approx(wanted, abs=1e-5)
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from tests.clients import figures
 from tests.clients.conftest import RunClient
 from tests.conftest import shared_folder
 from tests.helpers import small_models
+from trnflow.tasks.export.gguf import write_gguf
 from trnflow.tasks.export.gguf_tokenizer import SPLITS
 
 STAGE = "trnflow.tasks.export_neuron:export_neuron"
@@ -231,3 +232,38 @@ def test_texts_become_the_same_tokens(name: str, exports: dict[str, tuple[Path, 
     _, tokens = run_client("llama-cpp", SCRIPT, export, "[]", "0", json.dumps(texts()))
     wrong = [text for text, found in zip(texts(), tokens, strict=True) if found != tokenizer.encode(text).ids]
     assert not wrong
+
+
+DRAWN = """
+import json, sys, urllib.request
+import xllamacpp
+params = xllamacpp.CommonParams()
+params.model.path, params.n_ctx, params.n_parallel = sys.argv[1] + "/model.gguf", 128, 1
+server = xllamacpp.Server(params)
+body = json.dumps({"prompt": "Once", "n_predict": 1}).encode()
+request = urllib.request.Request(server.listening_address + "/completion", body, {"content-type": "application/json"})
+print(json.dumps(json.loads(urllib.request.urlopen(request).read())["generation_settings"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("own", "wanted"),
+    [
+        ({}, {"temperature": 0, "repeat_penalty": 1}),
+        ({"do_sample": True, "temperature": 0.5}, {"temperature": 0.5, "top_k": 50, "top_p": 1, "min_p": 0}),
+        ({"repetition_penalty": 1.5}, {"temperature": 0, "repeat_penalty": 1.5, "repeat_last_n": -1}),
+    ],
+)
+def test_a_server_draws_tokens_as_the_folder_says(
+    own: dict[str, Any], wanted: dict[str, Any], tmp_path: Path, run_client: RunClient
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    folder, export = tmp_path / "model", tmp_path / "export"
+    shutil.copytree(shared_folder() / "assets/stories260K-hf", folder)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 2, **own}))
+    export.mkdir()
+    write_gguf(export, AutoModelForCausalLM.from_pretrained(folder), folder, "f16")
+    found = run_client("llama-cpp", DRAWN, export)
+    assert {name: found[name] for name in wanted} == wanted

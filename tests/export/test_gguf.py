@@ -16,6 +16,7 @@ from trnflow.tasks.errors import ModelError
 from trnflow.tasks.export.config import ExportConfig
 from trnflow.tasks.export.gguf import FAMILIES, refuse_family
 from trnflow.tasks.export.gguf_tokenizer import end_roles, write_tokenizer
+from trnflow.tasks.export.sampling import sampling_of
 from trnflow.tasks.export_neuron import export_neuron, needs
 
 LLAMA = {"model_type": "llama", "hidden_act": "silu", "max_position_embeddings": 64}
@@ -54,6 +55,8 @@ def test_the_file_says_all_that_its_reader_needs(kind: Any, tmp_path: Path) -> N
     assert facts["llama.attention.head_count_kv"] == 2 and facts["llama.context_length"] == 64
     assert facts["tokenizer.chat_template"] == "{{ messages }}" and facts["tokenizer.ggml.merges"] == ["a b"]
     assert (facts["tokenizer.ggml.bos_token_id"], facts["tokenizer.ggml.eos_token_id"]) == (0, 1)
+    assert facts["general.sampling.temp"] == 0, "llama.cpp would draw what was evaluated greedily"
+    assert "PARAMETER temperature 0\nPARAMETER repeat_penalty 1\n" in (tmp_path / "a/Modelfile").read_text()
     tensors = {tensor.name: tensor for tensor in read.tensors}
     assert tensors["output.weight"].tensor_type.name == kind.upper()
     assert tensors["output_norm.weight"].tensor_type.name == "F32"
@@ -161,3 +164,16 @@ def test_the_ends_of_answers_get_the_three_roles(
     eos: int | None, stops: list[int], is_written: bool, roles: dict[str, int], left: list[int]
 ) -> None:
     assert end_roles(eos, stops, is_written=is_written) == (roles, left)
+
+
+def test_how_tokens_are_drawn_is_that_of_transformers_and_its_defaults() -> None:
+    from transformers import GenerationConfig
+
+    greedy = GenerationConfig(temperature=0.6, top_p=0.9)
+    assert sampling_of(greedy) == {"temperature": 0.0, "repeat_penalty": 1.0}
+    drawn = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, repetition_penalty=1.05)
+    assert sampling_of(drawn) == {
+        "temperature": 0.6, "top_k": 50, "top_p": 0.9, "min_p": 0.0, "repeat_penalty": 1.05, "repeat_last_n": -1,
+    }  # fmt: skip
+    assert GenerationConfig._get_default_generation_params()["top_k"] == 50
+    assert sampling_of(GenerationConfig(do_sample=True, top_k=0))["top_k"] == 0, "among all"

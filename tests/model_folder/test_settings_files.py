@@ -24,7 +24,8 @@ from trnflow.tasks.stage import read_json, write_json
 
 def test_generation_keeps_what_the_base_says() -> None:
     config = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": None}
-    assert generation_settings(config, None) == {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    ids = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+    assert generation_settings(config, None) == {"do_sample": False, **ids}
     base = {"eos_token_id": [2, 7], "temperature": 0.6, "do_sample": True, "pad_token_id": None}
     wanted = {"bos_token_id": 1, "eos_token_id": [2, 7], "pad_token_id": 2, "temperature": 0.6, "do_sample": True}
     assert generation_settings(config, base) == wanted
@@ -110,6 +111,24 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
 
     write_card(tmp_path, language, {"model_type": "llama"}, CardSource())
     assert "trained from scratch with trnflow" in ModelCard.load(tmp_path / "README.md").text
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "given"),
+    [
+        ("classification", ["a", "b", "c"], ', num_labels=3, problem_type="single_label_classification"'),
+        ("regression", ["price"], ', num_labels=1, problem_type="regression"'),
+        ("token_classification", ["O", "B-x", "I-x"], ", num_labels=3"),
+        ("embedding", ["anchor", "positive"], ""),
+        ("causal_lm", None, ""),
+    ],
+)
+def test_the_card_of_an_adapter_opens_its_head(task: str, labels: list[str] | None, given: str, tmp_path: Path) -> None:
+    shards = {"task": task, "labels": labels}
+    for base, wanted in (("org/base", f"from_pretrained(FOLDER{given})"), (None, f"from_pretrained(BASE{given})`")):
+        write_card(tmp_path, shards, {"model_type": "bert"}, CardSource(base), adapter=True)
+        text = (tmp_path / "README.md").read_text()
+        assert (wanted in text) == (base is not None or bool(given))
 
 
 def test_what_would_keep_a_model_from_writing_what_it_learnt_is_left_out_and_said(tmp_path: Path) -> None:

@@ -233,6 +233,9 @@ def _fit_labels(config: Any, meta: PackedMeta) -> None:
         config.id2label = dict(enumerate(labels))
         config.label2id = {label: index for index, label in enumerate(labels)}
         config.problem_type = kind.problem_type
+        if kind.problem_type == "regression":
+            # else the CrossEncoder of sentence-transformers shows one number's sigmoid
+            config.sentence_transformers = {"activation_fn": "torch.nn.modules.linear.Identity"}
     if (kind.pairs or not kind.per_row) and getattr(config, "is_decoder", None) is False and not _is_causal(config):
         raise ModelError(
             f"a {config.model_type} attends in both directions and generates no text",

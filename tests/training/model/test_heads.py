@@ -22,6 +22,7 @@ from tests.training.toys import (
     packed_lm,
     packed_targets,
     pretrained,
+    scratch,
 )
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import ModelError
@@ -219,6 +220,12 @@ def test_a_head_that_the_weights_have_begins_as_it_is(tmp_path: Path) -> None:
     before, built = (started(source, packed, False) for _ in range(2))
     prepared(TrainConfig(), built, packed.meta, Split(packed, "train"))
     assert all(torch.equal(value, before.parameters()[name]) for name, value in built.parameters().items())
+
+
+def test_a_cross_encoder_shows_numbers_and_not_their_sigmoid(tmp_path: Path) -> None:
+    for task, said in (("regression", {"activation_fn": "torch.nn.modules.linear.Identity"}), ("multi_label", None)):
+        built = started(scratch(**BERT), packed_targets(tmp_path / task, task, ["price"]), False)
+        assert getattr(built.config, "sentence_transformers", None) == said
 
 
 def test_a_label_that_no_row_has_begins_with_a_finite_number() -> None:
