@@ -44,17 +44,7 @@ from trnflow.flows.translation.trainer_keys import (
     whole,
     word,
 )
-from trnflow.flows.translation.translation import (
-    OFF,
-    Nearest,
-    Table,
-    Translation,
-    lacks,
-    nothing,
-    part,
-    refuses,
-    to,
-)
+from trnflow.flows.translation.translation import OFF, Nearest, Table, Translation, lacks, nothing, part, refuses, to
 from trnflow.tasks.data.format.conversation import SHAREGPT
 from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.training_fields import DETAILS, FLAGS

@@ -14,11 +14,7 @@ from pydantic import ValidationError
 from tests.clients.conftest import RunClient, run_client
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.products import few
-from tests.training.run_stage import (
-    check_resumes_after_a_kill,
-    run_stage,
-    traced_and_trained,
-)
+from tests.training.run_stage import check_resumes_after_a_kill, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, pretrained, write_packed
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Input, Source

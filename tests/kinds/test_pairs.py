@@ -12,11 +12,7 @@ import pytest
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench
 from tests.helpers.products import few
-from tests.training.run_stage import (
-    check_resumes_after_a_kill,
-    run_stage,
-    traced_and_trained,
-)
+from tests.training.run_stage import check_resumes_after_a_kill, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.chunks import open_segments

@@ -168,8 +168,7 @@ def test_a_particle_or_a_unit_behind_a_span_is_no_cut_word(text: str, end: int) 
 
 
 @pytest.mark.parametrize(
-    ("span", "cut"),
-    [([0, 2, "name"], "An|n"), ([1, 7, "name"], "A|nn"), ([0, 7, "name"], ""), ([17, 18, "place"], "")],
+    ("span", "cut"), [([0, 2, "name"], "An|n"), ([1, 7, "name"], "A|nn"), ([0, 7, "name"], ""), ([17, 18, "place"], "")]
 )
 def test_a_word_that_a_span_cuts_is_a_note_of_its_row(span: Any, cut: str) -> None:
     config = FormatConfig(task="token_classification", words=None, target="spans")

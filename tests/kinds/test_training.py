@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.products import few, sampled
-from tests.training.run_stage import (
-    check_resumes_after_a_kill,
-    run_stage,
-    traced_and_trained,
-)
+from tests.training.run_stage import check_resumes_after_a_kill, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, packed_targets, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.kinds.registry import kind_of

@@ -24,14 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents ar
 def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
     """What a stage says of its process: parent of its guard, environment, modules imported before its own."""
     config = stages.NapConfig(pids=folder / "pids.json")
-    call = Call.of(
-        stages.look_around,
-        config,
-        {},
-        folder / "out",
-        preload=preload,
-        environ=environ,
-    )
+    call = Call.of(stages.look_around, config, {}, folder / "out", preload=preload, environ=environ)
     heard: list[Any] = []
     looked = config.pids.with_name("looked")
     looked.unlink(missing_ok=True)

@@ -115,10 +115,7 @@ def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
         whole = texts | {name: text_of(row[column]) for name, column in others.items()}
         for name, column in {"text": " and ".join(joined), **others}.items():
             if not whole[name].strip():
-                raise DataError(
-                    f"{where}: the {places[name]} text of the pair ({column}) is empty",
-                    "repair the row",
-                )
+                raise DataError(f"{where}: the {places[name]} text of the pair ({column}) is empty", "repair the row")
         return whole
 
     return read
@@ -314,16 +311,10 @@ def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowM
     return make
 
 
-MAKERS: dict[str, Callable[..., RowMaker]] = {
-    "instruction": _instruction,
-    "text": _text,
-}
+MAKERS: dict[str, Callable[..., RowMaker]] = {"instruction": _instruction, "text": _text}
 
 
-OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {
-    "instruction": _own_instruction,
-    "text": _own_text,
-}
+OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {"instruction": _own_instruction, "text": _own_text}
 
 
 def _column(name: str | None) -> Text:

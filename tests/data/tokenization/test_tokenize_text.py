@@ -365,10 +365,7 @@ def test_special_tokens_are_special_in_a_trained_wordpiece(bench):
 
 
 @settings(derandomize=True, max_examples=80)
-@given(
-    st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), min_size=1, max_size=6),
-    st.data(),
-)
+@given(st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), min_size=1, max_size=6), st.data())
 def test_mask_follows_characters(spans, data):
     parts = [{"text": text, "train": train} for text, train in spans]
     flags = [train for text, train in spans for _ in text]

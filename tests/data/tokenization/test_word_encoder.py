@@ -174,12 +174,7 @@ def test_a_mark_is_a_piece_of_its_own() -> None:
     text = b"a <think> b"
     bounds = np.array([0, len(text)])
     pieces = words.pieces(np.frombuffer(text, np.uint8), bounds, words.find_added(text, bounds, {}))
-    assert [text[a:b] for a, b in pairwise(pieces.starts)] == [
-        b"a",
-        b" ",
-        b"<think>",
-        b" b",
-    ]
+    assert [text[a:b] for a, b in pairwise(pieces.starts)] == [b"a", b" ", b"<think>", b" b"]
     assert pieces.kind.tolist().count(ADDED) == 1
 
 
