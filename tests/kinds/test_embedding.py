@@ -191,8 +191,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     labels, pooling = CASES["triplets"]
     inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
     fields = {"max_steps": 60, "checkpoint_every": 8, "last_batch": "pad", "global_batch": 10, "micro_batch": 5}
-    config = TrainConfig(**{**COMMON, **fields})
-    check_resumes_after_a_kill(config, tmp_path, inputs)
+    check_resumes_after_a_kill(TrainConfig(**{**COMMON, **fields}), tmp_path, inputs)
 
 
 @pytest.mark.slow

@@ -203,8 +203,7 @@ def test_settings_that_make_no_pair_are_refused(given: tuple[str, ...], message:
     shell = InProcessShell(tmp_path)
     write(tmp_path / "rows", pairs(60))
     (tmp_path / "mine.yaml").write_text(RECIPE.format(task="classification", label="label", target="", export="none"))
-    said = shell.error("plan", "mine.yaml", *SMALL, *given, code=2)
-    assert message in said
+    assert message in shell.error("plan", "mine.yaml", *SMALL, *given, code=2)
 
 
 def test_an_empty_second_text_is_named_with_its_row(tmp_path: Path) -> None:

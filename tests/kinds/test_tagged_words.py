@@ -238,8 +238,7 @@ def test_the_first_piece_of_a_word_is_labelled_as_transformers_counts_words(tmp_
     starts = [sum(len(word) + 1 for word in words[:at]) for at in range(len(words))]
     spans = [(start, start + len(word), at) for at, (start, word) in enumerate(zip(starts, words, strict=True))]
     found = encoded(made, (" ".join(words), spans))
-    theirs = BertTokenizerFast(str(tmp_path / "bert/vocab.txt"))
-    whole = theirs(words, is_split_into_words=True)
+    whole = BertTokenizerFast(str(tmp_path / "bert/vocab.txt"))(words, is_split_into_words=True)
     seen: set[int | None] = {None}
     wanted = [IGNORED if word in seen or seen.add(word) else word for word in whole.word_ids()]  # type: ignore[func-returns-value]
     assert found.ids.tolist() == whole["input_ids"] and found.extra.tolist() == wanted

@@ -116,5 +116,4 @@ def test_a_killed_run_resumes_to_the_same_bits(case: str, engine: str, tmp_path:
         "packed": packed_targets(tmp_path / "packed", task, labels),
     }
     fields = {**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad"}
-    config = TrainConfig(**fields, **ENGINES[engine])
-    check_resumes_after_a_kill(config, tmp_path, inputs)
+    check_resumes_after_a_kill(TrainConfig(**fields, **ENGINES[engine]), tmp_path, inputs)

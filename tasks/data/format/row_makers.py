@@ -53,8 +53,7 @@ def maker_of(
     config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake = lambda row, where: None
 ) -> Maker:
     """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError."""
-    make = _maker_of(config, meta, chat, limit, own)
-    return refusing(make, config, unread_columns(config, meta))
+    return refusing(_maker_of(config, meta, chat, limit, own), config, unread_columns(config, meta))
 
 
 def _maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake) -> Maker:

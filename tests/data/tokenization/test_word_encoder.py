@@ -128,8 +128,7 @@ def test_which_families_are_cut(name: str) -> None:
 
 
 def test_what_is_not_known_is_not_cut() -> None:
-    odd = byte_level(split=r"\w+|\W+")
-    assert cut_rules(odd) == CutRules()
+    assert cut_rules(byte_level(split=r"\w+|\W+")) == CutRules()
     stripped = byte_level()
     stripped.add_tokens([AddedToken("<pad>", special=False, lstrip=True)])
     assert cut_rules(stripped) == CutRules()

@@ -235,8 +235,7 @@ def test_the_token_of_an_address_that_is_down_is_nowhere(project: Project) -> No
 
 
 def test_off_ends_the_notifications_and_forgets_the_address(project: Project) -> None:
-    said = project.deploy(NIGHTLY, TRNFLOW_NOTIFY="off")
-    assert said["notify"] is None
+    assert project.deploy(NIGHTLY, TRNFLOW_NOTIFY="off")["notify"] is None
     assert not {"trnflow: retrained", "trnflow: tiny did not run"} & project.automations().keys()
     assert "trnflow: data changed" in project.automations()
     assert "trnflow" not in {block["name"] for block in project.api.post("block_documents/filter")}
