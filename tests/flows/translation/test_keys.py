@@ -605,7 +605,9 @@ def test_where_a_config_says_nothing_their_defaults_count(here: Path, base: dict
     expected = DEFAULTS["axolotl" if base is AXOLOTL else "LLaMA-Factory"]
     assert {setting: value_of(recipe, setting) for setting in expected} == expected
     # written also where trnflow's default is the same
-    assert translated(base).get("train.epochs") == expected["train.epochs"]
+    t = translated(base)
+    assert t.get("train.epochs") == expected["train.epochs"]
+    assert {t.why["tokenize.max_length"], t.why["pack.chunk_length"]} == {t.usual}
 
 
 def outcome_of(whose: str, key: str, value: Any) -> tuple[Entry, Translation]:
