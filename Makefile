@@ -98,7 +98,7 @@ test-orders: setup clients ## all tests but the nightly ones, their files in thr
 test-times: setup clients ## run the tests, and write down what each file takes (tests/measured.json); on a quiet machine
 	$(PYTEST) -m "not nightly" --measure
 
-faults: setup clients ## plant some 400 faults in the code, one after the other, and see whether the tests find each
+faults: setup clients ## plant each fault of tests/golden in the code, one after the other, and see whether the tests find it
 	$(BIN)/python -m tests.golden.faults --more
 
 mutants: setup clients ## plant the mutants of tests/golden/mutants.json; one that was killed before must not survive

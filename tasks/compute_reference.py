@@ -112,8 +112,7 @@ def _built(config: TrainConfig, model: Source, packed: Input[PackedMeta]) -> Bui
     from trnflow.tasks.training.model.adapters import adapt, loaded_dtype
     from trnflow.tasks.training.model.attention import with_attention
 
-    dtype = loaded_dtype(config, packed.meta["task"])
-    built = build_started(model, packed, seed=config.seed, dtype=dtype)
+    built = build_started(model, packed, seed=config.seed, dtype=loaded_dtype(config, packed.meta["task"]))
     if config.lora is not None and config.lora.base_dtype is not None:
         built = adapt(config, built)  # which quantises; its matrices add nothing yet
     for parameter in built.parameters().values():

@@ -31,9 +31,7 @@ METHODS: dict[str, Callable[[Examples], Baseline]] = {
 
 
 @stage(
-    kind="evaluation.shard",
-    accel=lambda config: {"device": device_kind("cpu")},
-    environ=lambda config: model_environ(),
+    kind="evaluation.shard", accel=lambda config: {"device": device_kind("cpu")}, environ=lambda config: model_environ()
 )
 def fit_baseline(config: SplitConfig, texts: Input, packed: Input, *, out: Workdir) -> Meta:
     """Write the arrays of a `Baseline`. Returns metadata: as `save_baseline`; or left_out, why there is no baseline."""

@@ -86,8 +86,7 @@ def _language(config: PredictConfig, built: Built, packed: Input[PackedMeta], sp
     rows = Split(packed, split)
     losses = token_losses(built.model, rows, config.batch, _report(rows, out))
     nll = row_losses(losses, packed, split, read_tokenizer(packed.path / "tokenizer")).nll
-    baseline = Baseline(MODEL, 0, {"nll": nll})
-    return {**save_baseline(baseline, out), "total": float(losses.nll.sum())}
+    return {**save_baseline(Baseline(MODEL, 0, {"nll": nll}), out), "total": float(losses.nll.sum())}
 
 
 def _scores(

@@ -13,11 +13,7 @@ import pytest
 from hypothesis import settings
 
 from tests import suite
-from tests.suite import (  # noqa: F401 - hooks
-    pytest_addoption,
-    pytest_collection_finish,
-    pytest_collection_modifyitems,
-)
+from tests.suite import pytest_addoption, pytest_collection_finish, pytest_collection_modifyitems  # noqa: F401 - hooks
 
 if TYPE_CHECKING:
     from tests.helpers.command_line import Shell

@@ -67,8 +67,7 @@ def test_the_demo_runs_all_nine_stages_and_reports(done: tuple[Checkout, dict[st
 
 def test_the_page_of_the_run_shows_its_evaluation_and_curves(done: tuple[Checkout, dict[str, Any]]) -> None:
     checkout, result = done
-    found = checkout.json("report", result["run"])
-    html = Path(found["path"]).read_text()
+    html = Path(checkout.json("report", result["run"])["path"]).read_text()
     metrics = {stage["stage"]: stage["metrics"] for stage in result["stages"]}
     assert f"{metrics['evaluate_model']['accuracy']:.4g}" in html
     assert "eval_loss by step" in html and "<polyline points=" in html

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 def add_commands(sub: _SubParsersAction[ArgumentParser], online: ArgumentParser) -> None:
     parser = add_command(
-        sub,
-        "rehearse",
-        rehearse_recipe,
-        online,
-        "run every stage on a few rows, and find what would fail",
+        sub, "rehearse", rehearse_recipe, online, "run every stage on a few rows, and find what would fail"
     )
     parser.epilog = (
         "A rehearsal can't find a bad learning rate, a loss that diverges after hours, or what goes wrong only at full "
@@ -64,10 +60,7 @@ def print_rehearsal(rehearsal: Rehearsal, name: str) -> None:
     tell(*(f"remark{' on the sample' if text in of_sample else ''}: {text}" for text in rehearsal.remarks))
     if rehearsal.fault is None:
         killed = "; training was killed once and went on" if rehearsal.killed else ""
-        tell(
-            rehearsal.memory,
-            f"{name} is sound: every stage ran on a few rows{killed} ({rehearsal.seconds:.0f} s)",
-        )
+        tell(rehearsal.memory, f"{name} is sound: every stage ran on a few rows{killed} ({rehearsal.seconds:.0f} s)")
     else:
         stage = f" in {rehearsal.fault.stage}" if rehearsal.fault.stage else ""
         tell(f"{name} would fail{stage} (found after {rehearsal.seconds:.0f} s)")

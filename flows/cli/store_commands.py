@@ -53,8 +53,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
     keep = add_command(sub, "pin", pin, store, "keep an artifact, or all of a run, whatever gc is asked")
     keep.add_argument("target", metavar="DIGEST|RUN", help="a digest or a run, or RECIPE@champion")
     keep.add_argument("--name", help="default: the run's id, or the beginning of the digest")
-    drop = add_command(sub, "unpin", unpin, store, "remove a pin")
-    drop.add_argument("name")
+    add_command(sub, "unpin", unpin, store, "remove a pin").add_argument("name")
 
 
 def verify(options: Namespace) -> int:

@@ -95,8 +95,7 @@ def has_code(code: Artifact) -> bool:
 def program_files() -> Iterator[tuple[str, Path]]:
     """Yield (name in a wheel, file) of this program."""
     assert trnflow.__file__
-    package = Path(trnflow.__file__).parent
-    places = [(package, "trnflow"), (conf_folder(), "trnflow/flows/conf")]
+    places = [(Path(trnflow.__file__).parent, "trnflow"), (conf_folder(), "trnflow/flows/conf")]
     for top, prefix in places:
         for inside, folders, files in os.walk(top, followlinks=True):
             folders[:] = [name for name in folders if name != "__pycache__" and Path(inside) / name != conf_folder()]

@@ -156,8 +156,7 @@ def _take_code(store: Store, order: Order, uri: JobUri) -> None:
     wanted = order["code"]["artifact"]
     if wanted == os.environ.get(CODE_OF) or has_code(store.artifact(wanted)):
         return
-    folder = _laid_out(store, wanted, CODE)
-    paths = filter(None, [str(folder), os.environ.get("PYTHONPATH")])
+    paths = filter(None, [str(_laid_out(store, wanted, CODE)), os.environ.get("PYTHONPATH")])
     environ = os.environ | {CODE_OF: wanted, "PYTHONPATH": os.pathsep.join(paths)}
     sys.stderr.write(f"job {uri.id}: starts again with the code of its order\n")
     sys.stderr.flush()

@@ -137,8 +137,7 @@ def _retrain(work: _Work, change: RetrainReason | None) -> Retrained:
     except TrnflowError as error:
         return _noted(first, f"the data changed meanwhile, and can't be looked at: {scrubbed(error).message}")
     if not later.is_changed:  # such as a file that this round had read already
-        again = unchanged(later, store)
-        return replace(first, notes=(*first.notes, *again.notes))
+        return replace(first, notes=(*first.notes, *unchanged(later, store).notes))
     second = retrain_once(work, later)
     if not second.changed:
         return _noted(first, second.why)

@@ -169,8 +169,7 @@ def fit_to_machine(recipe: Recipe, model: Source, memo: Memo, trace: Trace | Non
     shards = {"fsdp": True} if config.data_parallel > 1 and not config.zero1 else None
     for update in ({}, {"remat": True}, shards, shards and {**shards, "remat": True}):
         if update is not None:
-            tried = config.model_copy(update=update)
-            traced = _traced(tried, model, memo, rows, limit, trace)
+            traced = _traced(config.model_copy(update=update), model, memo, rows, limit, trace)
             if traced is None or traced.memory is None:
                 break
             if traced.memory.total <= limit:

@@ -191,12 +191,7 @@ class Plan:
     """
 
     def __init__(
-        self,
-        graph: Graph,
-        store: Store,
-        resolver: Resolver,
-        lost: set[str],
-        given: Mapping[str, Given] = GIVES_NOTHING,
+        self, graph: Graph, store: Store, resolver: Resolver, lost: set[str], given: Mapping[str, Given] = GIVES_NOTHING
     ) -> None:
         begun = time.monotonic()
         self.graph = graph

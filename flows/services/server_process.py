@@ -104,8 +104,7 @@ def main() -> None:
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
     gc.freeze()
     gc.enable()
-    watch = threading.Thread(target=end_when_idle, args=(server, listener, float(sys.argv[2])), daemon=True)
-    watch.start()
+    threading.Thread(target=end_when_idle, args=(server, listener, float(sys.argv[2])), daemon=True).start()
     server.run(sockets=[listener])
 
 

@@ -44,17 +44,7 @@ from trnflow.flows.translation.trainer_keys import (
     whole,
     word,
 )
-from trnflow.flows.translation.translation import (
-    OFF,
-    Nearest,
-    Table,
-    Translation,
-    lacks,
-    nothing,
-    part,
-    refuses,
-    to,
-)
+from trnflow.flows.translation.translation import OFF, Nearest, Table, Translation, lacks, nothing, part, refuses, to
 from trnflow.tasks.data.format.conversation import SHAREGPT
 from trnflow.tasks.data.format.sections_template import ROLES
 from trnflow.tasks.data.format.training_fields import DETAILS, FLAGS
@@ -639,7 +629,7 @@ def _splits(t: Translation, sources: list[Tree]) -> None:
 
 def _lengths(t: Translation) -> None:
     length = t.values.get("sequence_len") or 512
-    t.set("tokenize.max_length", length, "sequence_len")
+    t.set("tokenize.max_length", length, "sequence_len", why=t.usual)
     pairs, plain_texts = bool(t.get("train.objective")), t.get("format.task") == "text"
     # what is too long is left out there, and cut here
     long = str(t.values.get("excess_length_strategy") or "drop")
@@ -661,7 +651,7 @@ def _lengths(t: Translation) -> None:
     if pairs:
         t.set("pack.chunk_length", 2 * length, why="both answers of a row")
     else:
-        t.set("pack.chunk_length", length, "sequence_len", why="both answers of a row")
+        t.set("pack.chunk_length", length, "sequence_len", why=t.usual)
 
 
 def _method(t: Translation) -> None:

@@ -39,8 +39,7 @@ class EvaluatedRows:
         self._places: pa.Table | None = None
         if rows is None or beside is None or not beside.exists():
             return
-        examples = texts.meta["splits"][split]
-        self._numbers = read_source_rows(texts.path, split, examples).astype("int64")
+        self._numbers = read_source_rows(texts.path, split, texts.meta["splits"][split]).astype("int64")
         self._places = pq.read_table(beside, columns=["file", "row"], read_dictionary=["file"]).take(self._numbers)
         nested = {*rows.meta.get("nested", ()), "label"}
         unread = [name for name in rows.meta["columns"] if name in texts.meta.get("unread", ()) and name not in nested]

@@ -96,8 +96,7 @@ def _of_files(download: Callable[..., None]) -> Callable[..., None]:
             raise DataError(f"{where} names no data (dataset_path), or no file of {Path.cwd()} defines it", HOLD)
         if path not in READERS:
             raise DataError(f"{where} reads {path} from the hub (dataset_path), and there is no network here", HOLD)
-        named = (dataset_kwargs or {}).get("data_files")
-        files = [*_leaves(named)]
+        files = [*_leaves((dataset_kwargs or {}).get("data_files"))]
         if not files:
             raise DataError(f"{where} names no file (dataset_kwargs.data_files)", HOLD)
         for file in files:

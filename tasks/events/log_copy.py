@@ -247,8 +247,7 @@ class CopiedLogs:
 
     def events(self) -> list[Event]:
         """Return the events since the last call. Raises StoreError, ConfigError as `follow`."""
-        listed = self._listed()
-        return self.parsed(self._added(EVENTS, listed[EVENTS]))
+        return self.parsed(self._added(EVENTS, self._listed()[EVENTS]))
 
     def tail(self) -> list[Event]:
         """Return the last events, enough to see what runs now. Raises as `events`."""

@@ -14,7 +14,6 @@ from trnflow.tasks.data.special_tokens import chat_templates, read_object, speci
 from trnflow.tasks.errors import ModelError
 
 FIX = "train one with tokenize.train.kind=bpe, or set export.target to stablehlo, onnx or none"
-SPACE = "▁"
 END_ROLES = ("eos", "eot", "eom")
 """GGUF's names of the tokens after which llama.cpp stops."""
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"

@@ -116,10 +116,7 @@ def logits_of(model: torch.nn.Module) -> torch.nn.Module:
             self.model = model
 
         def forward(
-            self,
-            input_ids: torch.Tensor,
-            attention_mask: torch.Tensor,
-            token_type_ids: torch.Tensor | None = None,
+            self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
         ) -> torch.Tensor:
             types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
             logits: torch.Tensor = self.model(input_ids=input_ids, attention_mask=attention_mask, **types).logits

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from trnflow.tasks.metadata import ModelMeta
 
 COMPILER = ("libneuronxla", "neuronx-cc", "neuronx-distributed", "optimum-neuron", "torch-neuronx", "transformers")
-TASKS = {"classification": "text-classification", "causal_lm": "text-generation"}
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 
 

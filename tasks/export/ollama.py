@@ -136,10 +136,7 @@ def derive(arguments: Meta, limit: Limit) -> Meta:
             return render(messages, begins_answer)
 
     turns = turns_of(limited)
-    return {
-        "written": turns and turns.to_go(),
-        "stops": [turns.around["assistant"][1].strip()] if turns else [],
-    }
+    return {"written": turns and turns.to_go(), "stops": [turns.around["assistant"][1].strip()] if turns else []}
 
 
 def renders(template: str, special: dict[str, str], bos: str = "") -> Render:

@@ -216,8 +216,7 @@ class GgufTarget(Target):
 
     def check_runner(self) -> None:
         raise ConfigError(
-            "a GGUF export is run by llama.cpp, not by trnflow",
-            "leave --export out, or give the file to llama.cpp",
+            "a GGUF export is run by llama.cpp, not by trnflow", "leave --export out, or give the file to llama.cpp"
         )
 
     def write(

@@ -73,5 +73,4 @@ def _recorded(address: str, written: str | None) -> str:
 
 
 def _id_file(home: Path, uri: str, name: str) -> Path:
-    known = hashlib.sha256(f"{uri}\n{name}".encode()).hexdigest()[:16]
-    return home / "tracking" / "experiments" / known
+    return home / "tracking" / "experiments" / hashlib.sha256(f"{uri}\n{name}".encode()).hexdigest()[:16]

@@ -100,11 +100,7 @@ PEOPLE = {
     ),
     "a CSV of tickets": Person(
         write_tickets,
-        (
-            "trnflow new tickets.csv",
-            "trnflow run tickets.yaml",
-            'trnflow predict tickets.yaml "my parcel never came"',
-        ),
+        ("trnflow new tickets.csv", "trnflow run tickets.yaml", 'trnflow predict tickets.yaml "my parcel never came"'),
     ),
     "an Alpaca file": Person(
         write_alpaca,

@@ -31,11 +31,7 @@ def test_what_can_not_change_a_result_reruns_nothing(root: str, tmp_path: Path) 
     for path in checkout.folder.rglob("*.*"):
         os.utime(path, (1, 1))
     assert checkout.plan()["actions"] == ALL_HIT
-    checkout.edit(
-        "mill/wiring.py",
-        "def flow(source, sneaks):",
-        "UNUSED = 1\n\n\ndef flow(source, sneaks='', more=0):",
-    )
+    checkout.edit("mill/wiring.py", "def flow(source, sneaks):", "UNUSED = 1\n\n\ndef flow(source, sneaks='', more=0):")
     checkout.edit("mill/wiring.py", "rows = Node(read", "first = rows = Node(read")
     checkout.move(tmp_path / "elsewhere" / "of another name")
     check_ending(checkout.store(), checkout.again)

@@ -33,11 +33,7 @@ class Accumulated(StageConfig):
     once: bool
 
 
-@stage(
-    kind="checkpoint",
-    environ=lambda config: returning(config.train),
-    ranks=lambda config: ranks(config.train),
-)
+@stage(kind="checkpoint", environ=lambda config: returning(config.train), ranks=lambda config: ranks(config.train))
 def measured(config: Accumulated, model: Source, packed: Input, out: Workdir) -> Meta:
     """{"seconds": of an update, "held": bytes of the rank that holds most}."""
     import torch

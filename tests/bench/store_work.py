@@ -134,8 +134,7 @@ def _measured(what: Any) -> dict[str, Any]:
 
 def _peak() -> int:
     """Bytes; the kernel's own figure for this process alone."""
-    status = Path("/proc/self/status").read_text()
-    return int(status.split("VmHWM:")[1].split()[0]) * 1024
+    return int(Path("/proc/self/status").read_text().split("VmHWM:")[1].split()[0]) * 1024
 
 
 if __name__ == "__main__":

@@ -31,10 +31,7 @@ def measured(house: House, *, with_worker: bool) -> list[tuple[str, float]]:
     api, deployment = house.api, house.deployment()["id"]
     parameters = {"recipe": NAMES.recipe, "overrides": SLOW}
     run = api.post(f"deployments/{deployment}/create_flow_run", parameters=parameters)["id"]
-    heartbeats = {
-        "event": {"name": ["prefect.flow-run.heartbeat"]},
-        "resource": {"id": [f"prefect.flow-run.{run}"]},
-    }
+    heartbeats = {"event": {"name": ["prefect.flow-run.heartbeat"]}, "resource": {"id": [f"prefect.flow-run.{run}"]}}
 
     def trains() -> bool:
         saved = [*(house.home / "store/partial").glob("*/step-*/COMMIT")]

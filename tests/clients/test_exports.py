@@ -79,8 +79,7 @@ def family_model(folder: Path, family: str, task: str, sizes: dict[str, Any]) ->
 
     torch.manual_seed(0)
     auto = AutoModelForSequenceClassification if task == "classification" else AutoModelForCausalLM
-    config = AutoConfig.for_model(family, **sizes)
-    auto.from_config(config).save_pretrained(folder)
+    auto.from_config(AutoConfig.for_model(family, **sizes)).save_pretrained(folder)
     return small_models.model_input(folder, task, [16], small_models.LABELS if task == "classification" else None)
 
 

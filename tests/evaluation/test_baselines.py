@@ -305,8 +305,7 @@ def the_verdict_and_the_curves(shell: InProcessShell, got: Path, strong: str, we
         < page.index("<h3>eval_loss")
         < page.index("<h2>Pred")
     )
-    written = Path(shell.json("report", strong)["path"]).read_text()
-    assert written.count("<h3>learning_rate") == 1
+    assert Path(shell.json("report", strong)["path"]).read_text().count("<h3>learning_rate") == 1
     lines = weak.splitlines()
     verdict = [line[16:] for line in lines[lines.index(next(row for row in lines if row.startswith("verdict"))) :]]
     assert verdict[0].startswith("accuracy ") and "the model is worse than the simple baseline" in "".join(verdict)

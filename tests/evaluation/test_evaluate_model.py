@@ -378,8 +378,7 @@ def test_prompts_do_not_share_their_random_numbers(tmp_path: Path) -> None:
 
 
 def test_a_tokenizer_that_closes_its_rows_does_not_close_prompts(tmp_path: Path) -> None:
-    weights = small_models.llama(tmp_path / "llama")
-    made = read_tokenizer(weights.path)
+    made = read_tokenizer(small_models.llama(tmp_path / "llama").path)
     ids = made.tokenizer.encode("the cat").ids
     assert ids[-1] == 2
     assert prompt_ids(prompt_encoder(made, {}), [{"text": "the cat", "train": False}]) == ids[:-1]

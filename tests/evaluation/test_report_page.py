@@ -77,8 +77,7 @@ def written(file: Path, rows: Sequence[Meta]) -> Path:
 def predicted(bench: Bench, source: Path, **data: Any) -> Path:
     """Evaluate made predictions of a user's file or folder, of which three in ten are wrong; return the evaluation's folder."""
     settings = {"text": "body", "label": "team", "split": {"test": 0.4}, **data}
-    loaded = bench.rows(source=str(source), **settings)
-    return evaluation_of(bench, loaded)
+    return evaluation_of(bench, bench.rows(source=str(source), **settings))
 
 
 def evaluation_of(bench: Bench, loaded: Input) -> Path:

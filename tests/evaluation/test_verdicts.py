@@ -233,8 +233,7 @@ def plain(draw: np.random.Generator, rows: int = 400, right: float = 0.9, classe
 
 
 def test_a_worse_model_is_named_with_both_figures() -> None:
-    draw = np.random.default_rng(1)
-    expected, predicted = plain(draw, right=0.71)
+    expected, predicted = plain(np.random.default_rng(1), right=0.71)
     _, baseline = plain(np.random.default_rng(1), right=0.87)
     lines = verdict(facts_of(expected, predicted, np.full(400, 0.71), baseline))
     assert said(lines) == {"worse"} and "train.learning_rate" in lines[1]
@@ -258,8 +257,7 @@ def test_without_a_baseline_the_most_frequent_class_is_beside_it() -> None:
 
 
 def test_classes_that_are_never_predicted_are_named_and_counted() -> None:
-    draw = np.random.default_rng(2)
-    expected, predicted = plain(draw, rows=600, classes=20)
+    expected, predicted = plain(np.random.default_rng(2), rows=600, classes=20)
     predicted[predicted >= 12] = 3
     lines = verdict(facts_of(expected, predicted, np.full(600, 0.55), classes=20))
     (line,) = (line for line in lines if "never" in line)
@@ -325,8 +323,7 @@ def test_a_loss_that_rises_while_accuracy_falls_is_over_training() -> None:
 
 def test_a_training_that_ends_too_early() -> None:
     expected, predicted = plain(np.random.default_rng(6), right=0.71)
-    draw = np.random.default_rng(7)
-    early = trained(curves(converged(draw, pace=0.5)))
+    early = trained(curves(converged(np.random.default_rng(7), pace=0.5)))
     lines = verdict(facts_of(expected, predicted, np.full(400, 0.71), training=early))
     assert said(lines) == {"falling"} and "train.epochs" in lines[1]
     # learnt by heart: training's loss falls on, validation's does not

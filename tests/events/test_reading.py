@@ -146,8 +146,7 @@ def test_the_fold_of_the_file_is_the_state_that_the_writer_had(
         for report in reports:
             emit(report)
         emit({"progress": {"done": 3, "total": 3, "unit": "epochs"}})  # the last of a count is always written
-    state = fold(all_events(log_file(folder, "r")))
-    assert shown(state) == shown(log.state)
+    assert shown(fold(all_events(log_file(folder, "r")))) == shown(log.state)
 
 
 def shown(state: RunState) -> str:

@@ -179,10 +179,7 @@ def plant(found: list[Mutant], commit: str, *, more: bool, file: IO[str]) -> Non
                 continue
             kill(one, project, more=more)
             outcome = one.tier or ("SURVIVES, was killed" if was else "survives")
-            print(
-                f"{outcome:8} {time.monotonic() - begun:4.0f} s  {one.fault.name}  {one.killed}",
-                flush=True,
-            )
+            print(f"{outcome:8} {time.monotonic() - begun:4.0f} s  {one.fault.name}  {one.killed}", flush=True)
             print(json.dumps(asdict(one)), file=file, flush=True)
 
 

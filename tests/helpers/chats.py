@@ -15,13 +15,7 @@ from tests.helpers.data_stages import loaded_rows
 from trnflow.tasks.artifact import Input
 
 TEMPLATES = Path(__file__).parent / "chat_templates"
-ROLES = {
-    "human": "user",
-    "gpt": "assistant",
-    "function_call": "assistant",
-    "observation": "tool",
-    "system": "system",
-}
+ROLES = {"human": "user", "gpt": "assistant", "function_call": "assistant", "observation": "tool", "system": "system"}
 """ShareGPT's, for the reference."""
 
 

@@ -68,11 +68,7 @@ class Shell:
     def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         self._prepare(*arguments, **environ)
         return subprocess.run(
-            [*self.program, *arguments],
-            cwd=self.folder,
-            env=self.environ | environ,
-            capture_output=True,
-            text=True,
+            [*self.program, *arguments], cwd=self.folder, env=self.environ | environ, capture_output=True, text=True
         )
 
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[str]:

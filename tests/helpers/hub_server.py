@@ -12,12 +12,12 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from tests.conftest import PROJECT
-from tests.helpers.serving import address_of, serving
+from tests.helpers.serving import QuietHandler, address_of, serving
 
 COMMIT = "a" * 40
 
@@ -49,7 +49,7 @@ class Hub(ThreadingHTTPServer):
         return hashlib.sha256(self.files[name]).hexdigest()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Hub
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
@@ -67,35 +67,24 @@ class Handler(BaseHTTPRequestHandler):
             ]
             self._json({"id": repo, "sha": head, "private": False, "tags": [], "siblings": siblings})
         elif path.startswith(f"{api}/revision/"):
-            self._send(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
+            self.answer(404, b"{}", {"X-Error-Code": "RevisionNotFound"})
         elif path.startswith(f"/api/{self.server.kind}/secret/"):
-            self._send(403, b"{}", {"X-Error-Code": "GatedRepo"})
+            self.answer(403, b"{}", {"X-Error-Code": "GatedRepo"})
         elif tree:
             self._json(self._tree(tree[1], "recursive=true" in self.path.lower()))
         elif resolved and resolved[1] in self.server.files:
             body = self.server.files[resolved[1]]
             self.server.asked.append(resolved[1])
-            self._send(200, body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": head})
+            self.answer(200, body, {"ETag": f'"{hashlib.sha256(body).hexdigest()}"', "X-Repo-Commit": head})
         else:
-            self._send(404, b"{}", {"X-Error-Code": "EntryNotFound" if resolved else "RepoNotFound"})
+            self.answer(404, b"{}", {"X-Error-Code": "EntryNotFound" if resolved else "RepoNotFound"})
 
     do_HEAD = do_GET
-
-    def log_message(self, *args: object) -> None:
-        pass
 
     def _json(self, document: object) -> None:
         # a base64 digest, as web frameworks such as Express write: no name of a file
         headers = {"Content-Type": "application/json", "ETag": 'W/"3b5-Yt+7fQ/kW0a="'}
-        self._send(200, json.dumps(document).encode(), headers)
-
-    def _send(self, code: int, body: bytes, headers: dict[str, str]) -> None:
-        self.send_response(code)
-        for name, value in {**headers, "Content-Length": str(len(body))}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        self.answer(200, json.dumps(document).encode(), headers)
 
     def _tree(self, folder: str, recursive: bool) -> list[dict[str, object]]:
         """The files and folders in a folder of the repository; recursive: also those below them."""

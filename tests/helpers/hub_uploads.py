@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from tests.helpers.http_body import read_body
 from tests.helpers.hub_server import Handler, Hub
 from tests.helpers.serving import serving
 
@@ -67,25 +66,25 @@ class UploadHandler(Handler):
         if self._is_served():
             path = self.path.split("?")[0]
             if path.startswith(f"/api/models/{self.server.repo}") and not self.server.commits:
-                self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
+                self.answer(404, b"{}", {"X-Error-Code": "RepoNotFound"})
             else:
                 super().do_GET()
 
     do_HEAD = do_GET
 
     def do_PUT(self) -> None:
-        body = read_body(self)
+        body = self.body()
         if not self._is_served():
             return
         digest = self.path.removeprefix("/large/")
         if hashlib.sha256(body).hexdigest() != digest:
-            self._send(400, b"other bytes", {})
+            self.answer(400, b"other bytes")
             return
         self.server.large[digest] = body
-        self._send(200, b"", {})
+        self.answer(200)
 
     def do_POST(self) -> None:
-        body = read_body(self)
+        body = self.body()
         if not self._is_served():
             return
         path, repo = urlsplit(self.path).path, self.server.repo
@@ -115,7 +114,7 @@ class UploadHandler(Handler):
         return refusal is None
 
     def _say(self, status: int, message: str, **more: str) -> None:
-        self._send(
+        self.answer(
             status, json.dumps({"error": message, "errors": [{"message": message}], **more}).encode(),
             {"Content-Type": "application/json", "X-Error-Message": message},
         )  # fmt: skip
@@ -135,7 +134,7 @@ class UploadHandler(Handler):
         data = yaml.safe_load(front[1]) if front else None
         for model in (data or {}).get("model-index", []):
             if not model.get("name") or not all(result["metrics"] for result in model["results"]):
-                self._send(400, json.dumps({"errors": [{"message": "bad model-index"}], "warnings": []}).encode(), {})
+                self.answer(400, json.dumps({"errors": [{"message": "bad model-index"}], "warnings": []}).encode())
                 return
         self._json({"errors": [], "warnings": [] if data else [{"message": "empty or missing yaml metadata"}]})
 

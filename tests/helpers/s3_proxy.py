@@ -21,12 +21,12 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-from tests.helpers.http_body import read_body
+from tests.helpers.serving import QuietHandler
 
 PROJECT = Path(__file__).resolve().parents[2]
 HOP = {"connection", "transfer-encoding", "keep-alive"}
@@ -34,7 +34,7 @@ DONE: Counter[str] = Counter()
 LOCK = threading.Lock()
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     protocol_version = "HTTP/1.1"
     target: str
     troubles: Path
@@ -72,7 +72,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def _body(self) -> bytes:
         """Read whole, also what comes in chunks (and then is sent on in one)."""
-        data = read_body(self)
+        data = self.body()
         if self.headers.get("Transfer-Encoding"):
             del self.headers["Transfer-Encoding"]
             self.headers["Content-Length"] = str(len(data))
@@ -90,18 +90,11 @@ class Handler(BaseHTTPRequestHandler):
 
     def _refuse(self, trouble: dict[str, Any]) -> None:
         said = f"<Error><Code>{trouble['code']}</Code><Message>{trouble['code']} of the test</Message></Error>".encode()
-        self.send_response(trouble["status"])
-        self.send_header("Content-Type", "application/xml")
-        self.send_header("Content-Length", str(len(said)))
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(said)
+        self.answer(trouble["status"], said, {"Content-Type": "application/xml"})
 
     def _drop(self) -> None:
         self.close_connection = True
         self.connection.shutdown(socket.SHUT_RDWR)
-
-    def log_message(self, format: str, *arguments: Any) -> None: ...
 
 
 @contextmanager

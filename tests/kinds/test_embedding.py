@@ -14,11 +14,7 @@ from pydantic import ValidationError
 from tests.clients.conftest import RunClient, run_client
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.products import few
-from tests.training.run_stage import (
-    check_resumes_after_a_kill,
-    run_stage,
-    traced_and_trained,
-)
+from tests.training.run_stage import check_resumes_after_a_kill, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, pretrained, write_packed
 from trnflow.flows.recipes import recipe as settings
 from trnflow.tasks.artifact import Input, Source
@@ -195,8 +191,7 @@ def test_a_killed_run_resumes_to_the_same_bits(tmp_path: Path) -> None:
     labels, pooling = CASES["triplets"]
     inputs = {"model": started(tmp_path / "model"), "packed": packed_texts(tmp_path / "packed", labels, pooling)}
     fields = {"max_steps": 60, "checkpoint_every": 8, "last_batch": "pad", "global_batch": 10, "micro_batch": 5}
-    config = TrainConfig(**{**COMMON, **fields})
-    check_resumes_after_a_kill(config, tmp_path, inputs)
+    check_resumes_after_a_kill(TrainConfig(**{**COMMON, **fields}), tmp_path, inputs)
 
 
 @pytest.mark.slow

@@ -22,8 +22,7 @@ def told(root: Path, labels: list[Any], kind: str = "csv", **format: Any) -> lis
 
 
 @pytest.mark.parametrize(
-    ("labels", "kind"),
-    [(["joy,love", "Joy", "love"], "csv"), ([["joy", "love"], ["Joy"], ["love"]], "jsonl")],
+    ("labels", "kind"), [(["joy,love", "Joy", "love"], "csv"), ([["joy", "love"], ["Joy"], ["love"]], "jsonl")]
 )
 def test_several_labels_of_a_row_that_look_alike(tmp_path: Path, labels: list[Any], kind: str) -> None:
     (remark,) = told(tmp_path, labels, kind, task="multi_label")

@@ -94,8 +94,7 @@ def test_of_thresholds_as_good_the_nearest_to_a_half_is_taken() -> None:
 
 def test_answers_without_a_reference_are_judged_by_their_mean_log_probabilities() -> None:
     """As DPO and KTO judge with a beta of 1 and a reference that finds all answers alike."""
-    draw = np.random.default_rng(0)
-    means, marks = -draw.uniform(0.1, 6, 12), np.array([1, -1, 1, 1, -1, -1])
+    means, marks = -np.random.default_rng(0).uniform(0.1, 6, 12), np.array([1, -1, 1, 1, -1, -1])
     own, others = means.reshape(6, 2).T
     pairs = kind_of("preference").judged(means, None)
     assert pairs.chosen.tolist() == own.tolist() and pairs.rejected.tolist() == others.tolist()

@@ -12,11 +12,7 @@ import pytest
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.data_stages import Bench
 from tests.helpers.products import few
-from tests.training.run_stage import (
-    check_resumes_after_a_kill,
-    run_stage,
-    traced_and_trained,
-)
+from tests.training.run_stage import check_resumes_after_a_kill, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.data.chunks import open_segments
@@ -207,8 +203,7 @@ def test_settings_that_make_no_pair_are_refused(given: tuple[str, ...], message:
     shell = InProcessShell(tmp_path)
     write(tmp_path / "rows", pairs(60))
     (tmp_path / "mine.yaml").write_text(RECIPE.format(task="classification", label="label", target="", export="none"))
-    said = shell.error("plan", "mine.yaml", *SMALL, *given, code=2)
-    assert message in said
+    assert message in shell.error("plan", "mine.yaml", *SMALL, *given, code=2)
 
 
 def test_an_empty_second_text_is_named_with_its_row(tmp_path: Path) -> None:

@@ -168,8 +168,7 @@ def test_a_particle_or_a_unit_behind_a_span_is_no_cut_word(text: str, end: int) 
 
 
 @pytest.mark.parametrize(
-    ("span", "cut"),
-    [([0, 2, "name"], "An|n"), ([1, 7, "name"], "A|nn"), ([0, 7, "name"], ""), ([17, 18, "place"], "")],
+    ("span", "cut"), [([0, 2, "name"], "An|n"), ([1, 7, "name"], "A|nn"), ([0, 7, "name"], ""), ([17, 18, "place"], "")]
 )
 def test_a_word_that_a_span_cuts_is_a_note_of_its_row(span: Any, cut: str) -> None:
     config = FormatConfig(task="token_classification", words=None, target="spans")
@@ -239,8 +238,7 @@ def test_the_first_piece_of_a_word_is_labelled_as_transformers_counts_words(tmp_
     starts = [sum(len(word) + 1 for word in words[:at]) for at in range(len(words))]
     spans = [(start, start + len(word), at) for at, (start, word) in enumerate(zip(starts, words, strict=True))]
     found = encoded(made, (" ".join(words), spans))
-    theirs = BertTokenizerFast(str(tmp_path / "bert/vocab.txt"))
-    whole = theirs(words, is_split_into_words=True)
+    whole = BertTokenizerFast(str(tmp_path / "bert/vocab.txt"))(words, is_split_into_words=True)
     seen: set[int | None] = {None}
     wanted = [IGNORED if word in seen or seen.add(word) else word for word in whole.word_ids()]  # type: ignore[func-returns-value]
     assert found.ids.tolist() == whole["input_ids"] and found.extra.tolist() == wanted

@@ -8,11 +8,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.products import few, sampled
-from tests.training.run_stage import (
-    check_resumes_after_a_kill,
-    run_stage,
-    traced_and_trained,
-)
+from tests.training.run_stage import check_resumes_after_a_kill, run_stage, traced_and_trained
 from tests.training.toys import BERT, DRY, VOCABULARY, packed_targets, pretrained
 from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.kinds.registry import kind_of
@@ -120,5 +116,4 @@ def test_a_killed_run_resumes_to_the_same_bits(case: str, engine: str, tmp_path:
         "packed": packed_targets(tmp_path / "packed", task, labels),
     }
     fields = {**COMMON, "max_steps": 60, "checkpoint_every": 8, "last_batch": "pad"}
-    config = TrainConfig(**fields, **ENGINES[engine])
-    check_resumes_after_a_kill(config, tmp_path, inputs)
+    check_resumes_after_a_kill(TrainConfig(**fields, **ENGINES[engine]), tmp_path, inputs)

@@ -34,12 +34,7 @@ def test_a_config_that_takes_all_memory_ends_with_one_line(command: str, tmp_pat
     rows = [f"what a day number {number} was,{'neg' if number % 2 else 'pos'}\n" for number in range(60)]
     (tmp_path / "rows.csv").write_text("".join(["text,label\n", *rows]))
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    done = subprocess.run(
-        [sys.executable, "-c", SMALL, *command.split()],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
+    done = subprocess.run([sys.executable, "-c", SMALL, *command.split()], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL
     assert done.stdout == "" and done.stderr.count("error") == 1
     assert f"error: {command.partition(' ')[0]} was ended: it held more than 0.146" in done.stderr

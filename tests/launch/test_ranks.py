@@ -77,8 +77,7 @@ def test_a_rank_that_never_comes_shows_its_stack(call_for, tmp_path):
 
 def test_all_ranks_end_when_rank_0_has_saved(call_for, tmp_path):
     thread, caught = in_thread(call_for(tmp_path, "save"), 30)
-    leader = wait_for(tmp_path / "pids.json", json.loads)[1]
-    os.killpg(leader, signal.SIGTERM)
+    os.killpg(wait_for(tmp_path / "pids.json", json.loads)[1], signal.SIGTERM)
     thread.join()
     assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
     assert (tmp_path / "saved").read_text() == "checkpoint"
@@ -88,8 +87,7 @@ def test_all_ranks_end_when_rank_0_has_saved(call_for, tmp_path):
 @pytest.mark.parametrize("call_for", [STARTED, FORKED], indirect=True)
 def test_a_killed_leader_takes_all_ranks_with_it(call_for, tmp_path):
     thread, caught = in_thread(call_for(tmp_path, "save"), 30)
-    leader = wait_for(tmp_path / "pids.json", json.loads)[1]
-    os.kill(leader, signal.SIGKILL)
+    os.kill(wait_for(tmp_path / "pids.json", json.loads)[1], signal.SIGKILL)
     thread.join()
     assert isinstance(caught[0], MachineError) and "signal SIGKILL" in caught[0].message
     assert gone(pids(tmp_path))

@@ -24,14 +24,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="warm parents ar
 def seen(folder: Path, preload: tuple[str, ...], **environ: str) -> Any:
     """What a stage says of its process: parent of its guard, environment, modules imported before its own."""
     config = stages.NapConfig(pids=folder / "pids.json")
-    call = Call.of(
-        stages.look_around,
-        config,
-        {},
-        folder / "out",
-        preload=preload,
-        environ=environ,
-    )
+    call = Call.of(stages.look_around, config, {}, folder / "out", preload=preload, environ=environ)
     heard: list[Any] = []
     looked = config.pids.with_name("looked")
     looked.unlink(missing_ok=True)
@@ -112,8 +105,7 @@ def test_libraries_are_there_and_the_projects_own_code_is_imported_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    modules = warm_parents.modules_for(warm_parents.HEAVY, {})
-    found = seen(tmp_path, modules)
+    found = seen(tmp_path, warm_parents.modules_for(warm_parents.HEAVY, {}))
     assert found["torch"]
     assert found["threads"] == 1
     assert "TORCHINDUCTOR_CACHE_DIR" not in found["environ"]  # peft's import sets it to a folder of the parent
@@ -140,8 +132,7 @@ def test_a_stage_does_not_wait_for_modules_that_only_others_need(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "slow_to_import.py").write_text("import time\ntime.sleep(600)\n")
-    environ = warm_parents.process_environ({"PYTHONPATH": str(tmp_path)})
-    parent = warm_parents.warm_parent(environ)
+    parent = warm_parents.warm_parent(warm_parents.process_environ({"PYTHONPATH": str(tmp_path)}))
     pid, send = parent._process.pid, socket.send_fds
     os.kill(pid, signal.SIGSTOP)  # until the request is there: without one, it would begin to import what others need
     parent.preload(("json", "slow_to_import"))

@@ -46,7 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
             "rope_parameters": {
                 "full_attention": {"rope_type": "linear", "rope_theta": 2e5, "factor": 4.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 2e5},
-            },
+            }
         },
         {"rope_theta": 2e5, "rope_scaling": {"rope_type": "linear", "factor": 4.0}},
     ),

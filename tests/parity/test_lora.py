@@ -101,8 +101,7 @@ def test_only_what_is_trained_is_kept(plain) -> None:
     assert Reader(plain["head"].artifact.path).names == ["parameter/lm_head.weight"]
     names = Reader(plain["lora"].artifact.path).names
     assert len(names) == 2 * 2 * 7 and all(name.rpartition(".")[0].endswith((A, B)) for name in names)
-    said = plain["lora"].said("info")
-    assert said == ["trains 4,096 of 26,784 parameters"]
+    assert plain["lora"].said("info") == ["trains 4,096 of 26,784 parameters"]
 
 
 def test_merged_and_adapter_are_one_model(llama, plain, tmp_path) -> None:
@@ -239,8 +238,7 @@ def test_lora_survives_a_kill(bert, tmp_path) -> None:
     killed = Stage(traced_and_trained, often, tmp_path / "killed", partial, **bert)
     kill_after(killed, step=25)
     assert killed.process.wait() == -signal.SIGKILL
-    states = FolderPartial(partial)
-    newest = partial / str(states.steps()[-1])
+    newest = partial / str(FolderPartial(partial).steps()[-1])
     assert all(".base_layer" not in name and "embeddings" not in name for name in Reader(newest).names)
     resumed = Stage(traced_and_trained, config, tmp_path / "resumed", partial, **bert).result()
     assert any(text.startswith("resumes at step") for text in resumed.said("info"))

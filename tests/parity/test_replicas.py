@@ -154,9 +154,7 @@ def test_replicas_that_drop_out_differently_run_one_graph(tmp_path: Path) -> Non
 
 
 @pytest.mark.nightly
-def test_replicas_in_bfloat16_train_as_one_device_that_accumulates_their_shares(
-    tmp_path: Path,
-) -> None:
+def test_replicas_in_bfloat16_train_as_one_device_that_accumulates_their_shares(tmp_path: Path) -> None:
     """The same products of the same rows, compiled alike, and two gradients summed in fp32. (Of four the sums' order differs, and
     their last bit tips weights in bf16: 3e-5 in the fifth step's loss, so nothing is asked of them here.)"""
     half: dict[str, Any] = {"dtype": "bfloat16"}

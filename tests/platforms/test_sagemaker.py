@@ -263,8 +263,7 @@ def test_a_job_that_is_ended_gets_term_as_its_first_process_and_leaves_none(
 @pytest.mark.slow
 def test_limited_requests_are_asked_again(platform: SageMaker, aws: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
     aws.rehearse("throttle", times=2)
-    ticket = shell(platform, "c1", "exit 0")
-    assert ended(platform, ticket) == Standing("ended")
+    assert ended(platform, shell(platform, "c1", "exit 0")) == Standing("ended")
     aws.rehearse("throttle", times=2)
     monkeypatch.setattr("trnflow.tasks.platforms.aws.TRIES", 1)
     with pytest.raises(MachineError, match=r"SageMaker limits requests: .*Rate exceeded"):

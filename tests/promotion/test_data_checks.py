@@ -74,8 +74,7 @@ def test_lengths_by_the_statistic_and_few_rows_by_chance(tmp_path: Path) -> None
     assert found(same, short, what="lengths").value == 0
     half = found(long, short, what="lengths")
     assert half.value == pytest.approx(0.5) and not half.by_chance and "the median is 10 characters" in half.why
-    few = rows(tmp_path / "few", [("aa", 0), ("a" * 9, 0)])
-    assert found(few, short, what="lengths").by_chance
+    assert found(rows(tmp_path / "few", [("aa", 0), ("a" * 9, 0)]), short, what="lengths").by_chance
 
 
 def test_without_a_champion_only_what_compares_can_not_be_applied(tmp_path: Path) -> None:

@@ -89,8 +89,7 @@ def test_few_rows_are_all_taken_and_labels_are_counted_anew(bench: Bench) -> Non
 def test_a_column_that_can_not_be_meant_is_refused(
     bench: Bench, columns: dict[str, list[Any]], labels: list[str] | None, message: str
 ) -> None:
-    count = len(next(iter(columns.values())))
-    whole = {"text": texts(count), **columns}
+    whole = {"text": texts(len(next(iter(columns.values())))), **columns}
     counts = {name: whole["label"].count(number) for number, name in enumerate(labels or ())}
     with pytest.raises(DataError, match=message):
         sampled(bench, whole, text=["text"], labels=labels, **({"label_counts": {"train": counts}} if labels else {}))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import importlib
 import socket
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -136,18 +137,18 @@ class Liar(Handler):
 
     lie: str
 
-    def _send(self, code: int, body: bytes, headers: dict[str, str]) -> None:
+    def answer(self, status: int, body: bytes = b"", headers: Mapping[str, str] | None = None) -> None:
         wanted = self.path.rpartition("/")[2] == "config.json"
         if wanted and self.lie in ("etag", "x-linked-etag", "x-repo-commit"):
-            headers = {**headers, self.lie: '"../../../../../outside"'}
+            headers = {**(headers or {}), self.lie: '"../../../../../outside"'}
         if wanted and self.lie == "packed" and self.command == "GET":
-            body, headers = gzip.compress(body), {**headers, "Content-Encoding": "gzip"}
+            body, headers = gzip.compress(body), {**(headers or {}), "Content-Encoding": "gzip"}
         if self.command == "GET" and (
             (wanted and self.lie == "endless") or (self.lie == "endless list" and "/api/" in self.path)
         ):
-            self._send_for_ever(headers)
+            self._send_for_ever(headers or {})
         else:
-            super()._send(code, body, headers)
+            super().answer(status, body, headers)
 
     def _json(self, document: object) -> None:
         if isinstance(document, dict) and self.lie == "commit":
@@ -156,7 +157,7 @@ class Liar(Handler):
             document["siblings"][0]["size"] = "large"
         super()._json([] if self.lie == "list" else document)
 
-    def _send_for_ever(self, headers: dict[str, str]) -> None:
+    def _send_for_ever(self, headers: Mapping[str, str]) -> None:
         self.send_response(200)
         for name, value in {**headers, "Transfer-Encoding": "chunked"}.items():
             self.send_header(name, value)

@@ -4,7 +4,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.data_stages import table
 from tests.helpers.s3_proxy import proxy_of
 from tests.helpers.s3_server import new_bucket, start_server
-from tests.helpers.serving import serving
+from tests.helpers.serving import QuietHandler, serving
 from trnflow.tasks.errors import ConfigError, DataError, MissingDependency
 from trnflow.tasks.load_data import DataConfig
 
@@ -47,7 +47,7 @@ class Server(ThreadingHTTPServer):
     logins: list[str | None]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Server
 
     def do_HEAD(self) -> None:
@@ -68,9 +68,6 @@ class Handler(BaseHTTPRequestHandler):
         if self.path.startswith("/set.csv"):
             self.server.downloads += 1
             self.wfile.write(self.server.body)
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 @contextmanager

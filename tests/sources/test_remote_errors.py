@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.helpers.command_line import Shell
-from tests.helpers.serving import address_of, serving
+from tests.helpers.serving import QuietHandler, address_of, serving
 from trnflow.tasks.errors import DataError
 from trnflow.tasks.load_data import DataConfig
 from trnflow.tasks.sources.remote_errors import explain_error
@@ -33,16 +33,11 @@ def test_s3_without_credentials_names_the_url_and_the_variables(arguments: list[
     assert "unexpected" not in said
 
 
-class Answers(BaseHTTPRequestHandler):
+class Answers(QuietHandler):
     def do_HEAD(self) -> None:
-        self.send_response(int(self.path[1:4]))
-        self.send_header("Content-Length", "0")
-        self.end_headers()
+        self.answer(int(self.path[1:4]))
 
     do_GET = do_HEAD
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 @pytest.fixture

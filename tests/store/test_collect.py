@@ -72,8 +72,7 @@ def test_the_newest_run_of_each_recipe_stays_with_all_it_names(store: Store, tmp
     run_of(store, "20260102T000000Z-a", "one", record_of("new", new.digest))
     run_of(store, "20260101T000000Z-b", "two", record_of("other", other.digest))
     wait_a_tick(store)
-    done = collected(store)
-    assert done.swept.files == {"records": 1, "blobs": 2, "runs": 1}
+    assert collected(store).swept.files == {"records": 1, "blobs": 2, "runs": 1}
     assert store.missing(new) is None
     assert store.missing(other) is None
     assert {name for name in names(store) if name.startswith("runs")} == {
@@ -118,11 +117,9 @@ def test_a_dry_run_touches_nothing_and_names_the_bytes_that_become_free(store: S
     promised = collected(store, yes=False)
     assert {entry.name: entry.size for entry in store.backend.entries("")} == before
     assert promised.swept.bytes.total() > 7000
-    done = collected(store)
-    assert done.to_json() == promised.to_json() | {"dry_run": False}
+    assert collected(store).to_json() == promised.to_json() | {"dry_run": False}
     wait_a_tick(store)
-    again = collected(store)
-    assert again.purged.bytes.total() == promised.swept.bytes.total()
+    assert collected(store).purged.bytes.total() == promised.swept.bytes.total()
     after = sum(entry.size for entry in store.backend.entries(""))
     assert sum(before.values()) - after == promised.swept.bytes.total()
 
@@ -151,8 +148,7 @@ def test_a_pin_keeps_an_artifact_or_a_run_until_it_is_released(store: Store, tmp
 
 def test_an_attempt_at_work_keeps_what_its_run_has_come_by(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    held = made(store, tmp_path, "held", {"x": b"held"})
-    record = record_of("held", held.digest)
+    record = record_of("held", made(store, tmp_path, "held", {"x": b"held"}).digest)
     at_work = {"outcome": "running", "host": os.uname().nodename, "pid": os.getpid(), "run": "r"}
     holds = [{"stage": "s", "key": record["key"]}]
     store.write_attempt("b" * 64, "a1", at_work | {"holds": holds})
@@ -166,8 +162,7 @@ def test_an_attempt_at_work_keeps_what_its_run_has_come_by(tmp_path: Path) -> No
 
 def test_a_lease_keeps_its_key(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    artifact = made(store, tmp_path, "leased", {"x": b"x"})
-    key = record_of("leased", artifact.digest)["key"]
+    key = record_of("leased", made(store, tmp_path, "leased", {"x": b"x"}).digest)["key"]
     store.backend.create(f"leases/{key}/1.json", b"{}")
     store.backend.replace(f"partial/{key}/step-1/COMMIT", b"")
     assert collected(store, Policy(keep_last=0, grace=0.0)).swept.files == {}
@@ -231,15 +226,13 @@ def test_a_killed_collection_is_put_right_by_the_next(store: Store, tmp_path: Pa
     for name in (record_name("s", record["key"]), blob_name(artifact.digest), blob_name(artifact.files[0].digest)):
         store.backend.move(name, into_trash(name, time.time()))
     store.backend.replace("runs/r.json", json.dumps({"recipe": "r", "stages": [recorded("s", record["key"])]}).encode())
-    done = collected(store, Policy(keep_last=1, grace=3600))
-    assert len(done.restored) == 3
+    assert len(collected(store, Policy(keep_last=1, grace=3600)).restored) == 3
     assert store.record("s", record["key"]) == record
     assert verify(store.backend).ok
 
 
 def test_a_record_published_anew_is_not_overwritten_from_the_trash(store: Store, tmp_path: Path) -> None:
-    one = made(store, tmp_path, "one", {"x": b"x"})
-    record = record_of("one", one.digest)
+    record = record_of("one", made(store, tmp_path, "one", {"x": b"x"}).digest)
     name = record_name("s", record["key"])
     store.backend.move(name, into_trash(name, time.time()))
     newer = record | {"created": "later"}
@@ -250,8 +243,7 @@ def test_a_record_published_anew_is_not_overwritten_from_the_trash(store: Store,
 
 def test_what_was_replaced_or_quarantined_goes_for_good_a_grace_period_later(tmp_path: Path) -> None:
     store = new_store(tmp_path)
-    artifact = made(store, tmp_path, "one", {"x": b"x"})
-    record = record_of("one", artifact.digest)
+    record = record_of("one", made(store, tmp_path, "one", {"x": b"x"}).digest)
     store.publish(record | {"created": "forced"}, replace=True)
     store.backend.replace(record_name("s", record["key"]), b"{torn")
     assert store.record("s", record["key"]) is None

@@ -285,8 +285,7 @@ def test_a_lease_that_can_not_be_read_is_waited_for(store: Store, text: str) -> 
 def test_strange_names_are_no_leases(store: Store) -> None:
     for name in ("07.json", "x.json", "-1.json", "1.tmp", "٣.json"):
         store.backend.replace(f"leases/{KEY}/{name}", b"{}")
-    lease = taken(store.backend)
-    lease.release()
+    taken(store.backend).release()
     assert store.backend.names("leases") == []
 
 

@@ -100,8 +100,7 @@ def test_a_model_is_that_of_the_recipe_s_own_runs_and_the_newest_of_a_completed_
     assert find_artifact(store, parse_model("mine@newest")) == "sha256:b", "not the checkpoint, which train made first"
     of_recipe = [find_stored(store, parse_model(text), ("consolidate",), recipe="mine") for text in ("last", "last~1")]
     assert of_recipe == [Meaning("r2", "sha256:c"), Meaning("r1", "sha256:b")]
-    of_all = find_stored(store, parse_model("last"), ("consolidate",))
-    assert of_all == Meaning("r3", "sha256:d")
+    assert find_stored(store, parse_model("last"), ("consolidate",)) == Meaning("r3", "sha256:d")
 
 
 def test_a_whole_name_wins_over_longer_ones() -> None:

@@ -72,9 +72,7 @@ def test_when_all_are_damaged_it_says_so(store: Store, tmp_path: Path) -> None:
     store.backend.replace(f"partial/{KEY}/step-000000005/index.json", b"{}")
     said: list[str] = []
     assert store.partial(KEY).newest(said.append) is None
-    assert said == [
-        "the state of step 5 is damaged (index.json): it is in quarantine, and there is none before it",
-    ]
+    assert said == ["the state of step 5 is damaged (index.json): it is in quarantine, and there is none before it"]
 
 
 def test_what_killed_writers_left_goes_when_somebody_goes_on(store: Store, tmp_path: Path) -> None:

@@ -75,8 +75,7 @@ def test_who_asked_can_end_it_and_nothing_half_is_left(root: str, tmp_path: Path
         pull_all(pull, [File(f"{number}", 1000, "") for number in range(100)], told)
     assert left and not ended
 
-    store = new_store(tmp_path, root)
-    artifact = large(store, tmp_path / "made")
+    artifact = large(new_store(tmp_path, root), tmp_path / "made")
     fresh = Store(root, tmp_path / "another machine")
 
     def give_up(done: int, total: int) -> None:
@@ -99,8 +98,7 @@ def test_a_stage_says_what_it_waits_for(root: str, tmp_path: Path) -> None:
                     {"stage": event["stage"], "done": event["done"], "total": event["total"], "unit": event["unit"]}
                 )
 
-    store = new_store(tmp_path, root)
-    artifact = large(store, tmp_path / "made")
+    artifact = large(new_store(tmp_path, root), tmp_path / "made")
     fresh = Store(root, tmp_path / "another machine")
     assert run_stage(measure, StageConfig(), context(fresh, Ear()), rows=artifact).action == "ran"
     assert heard[-1] == {"stage": "measure", "done": 5, "total": 5, "unit": "MB of rows pulled"}

@@ -103,8 +103,7 @@ def test_a_damaged_blob_is_found_at_first_use_and_healed_by_the_next_ingest(
     assert caught.value.digest == victim.digest
     assert "sub/b.bin" in str(caught.value)
     assert ingested(fresh, tmp_path) == artifact
-    folder = fresh.link_files(artifact, tmp_path / "healed")
-    assert (folder / "sub/b.bin").read_bytes() == data
+    assert (fresh.link_files(artifact, tmp_path / "healed") / "sub/b.bin").read_bytes() == data
 
 
 @on_s3_too

@@ -94,8 +94,7 @@ def check_healing(root: str, tmp_path: Path, what: str, how: str) -> None:
         expected: Found = [] if how == "delete" else [("corrupt", victim)]
         assert found(before) == expected + ([] if what == "record" else [("unusable", record)])
         assert found(verify(store.backend)) == found(before), "looking repairs nothing"
-    repaired = verify(store.backend, repair=True)
-    assert repaired.ok
+    assert verify(store.backend, repair=True).ok
     assert (verify(store.backend).problems, verify(store.backend).ok) == ([], True)
 
     again = run_once(Store(root, tmp_path / "p" / "home"), tmp_path / "p", "p", 0)
@@ -119,8 +118,7 @@ def test_bytes_are_read_whatever_the_memo_says(tmp_path: Path) -> None:
 
 @on_s3_too
 def test_what_lies_in_the_trash_is_brought_back_before_anything_is_given_up(store: Store, tmp_path: Path) -> None:
-    artifact = made(store, tmp_path, "one", {"x": b"x"})
-    name = blob_name(artifact.files[0].digest)
+    name = blob_name(made(store, tmp_path, "one", {"x": b"x"}).files[0].digest)
     store.backend.move(name, into_trash(name, 1.0))
     assert [what for what, _ in found(verify(store.backend))] == ["unusable"]
     assert found(verify(store.backend, repair=True)) == [("missing", name)]

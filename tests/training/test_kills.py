@@ -140,8 +140,7 @@ def test_told_to_stop_while_a_checkpoint_is_written_it_saves_both(tmp_path: Path
     """The write in flight is finished first; then comes that of the step it stopped at, for which all ranks wait. A platform
     that signals every process sends SIGTERM, and so does the guard that got it."""
     config = TrainConfig(**NATIVE, devices=devices, zero1=devices > 1, max_steps=100_000, checkpoint_every=20)
-    given = inputs(tmp_path, BERT)
-    started = Stage(trained_on_a_slow_disk, config, tmp_path / "run", **given)
+    started = Stage(trained_on_a_slow_disk, config, tmp_path / "run", **inputs(tmp_path, BERT))
     while not (started.folder / "begun-20").exists():
         assert started.process.poll() is None, (started.folder / "log").read_text()
     for _ in range(3):

@@ -71,11 +71,7 @@ def test_what_config_json_shows_is_refused(task: str | None, config: Meta, messa
         (known("causal_lm", model_type="llama", tie_word_embeddings=True), HEAD, "no head of its own to train"),
         (known("causal_lm", model_type="olmo2"), LORA, "peft knows no targets for a model of type olmo2"),
         (known("classification", model_type="bert"), {"attention": "documents"}, "attends in both directions"),
-        (
-            known("causal_lm", model_type="opt"),
-            {"devices": 2, "tensor_parallel_size": 2},
-            "no tp_plan",
-        ),
+        (known("causal_lm", model_type="opt"), {"devices": 2, "tensor_parallel_size": 2}, "no tp_plan"),
         (
             known("classification", model_type="bert"),
             {"devices": 5, "tensor_parallel_size": 5, "global_batch": 5},

@@ -33,8 +33,7 @@ def add_commands(sub: Any, store: ArgumentParser) -> None:
 
 def runs(options: Namespace) -> int:
     """Print a line for each run: those in progress, then the past ones, each newest first."""
-    store = past_store(options.store)
-    found = list_runs(store)
+    found = list_runs(past_store(options.store))
     emit(options, {"runs": found}, *report.aligned([HEAD, *map(_row, found)]))
     return 0
 

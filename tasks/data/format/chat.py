@@ -183,11 +183,7 @@ def _untaught(messages: Iterable[Row]) -> dict[str, str]:
 
 
 def _begun(
-    given: Conversation,
-    training: list[Training],
-    template: ChatTemplate,
-    where: str,
-    special: re.Pattern[str] | None,
+    given: Conversation, training: list[Training], template: ChatTemplate, where: str, special: re.Pattern[str] | None
 ) -> tuple[_Writing, dict[str, str]]:
     """Return a conversation as the template takes it, with spelled tokens replaced; {character: the token it stands for}."""
     messages = [fitted(message, template, names_of(where, index)) for index, message in enumerate(given.messages)]

@@ -32,8 +32,7 @@ def prompt_writer(config: FormatConfig, folder: Path) -> PromptWriter:
     def write(given: Sequence[tuple[Conversation, str]]) -> list[Example]:
         conversations = [[conversation._asdict(), where] for conversation, where in given]
         asked = {"config": config.model_dump(mode="json"), "chat": chat, "given": conversations, "imports": IMPORTS}
-        written = call_limited(f"{__name__}:write_prompts", asked)
-        return cast(list[Example], written["prompts"])
+        return cast(list[Example], call_limited(f"{__name__}:write_prompts", asked)["prompts"])
 
     return write
 

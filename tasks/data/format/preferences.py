@@ -10,14 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.chat import UNTAUGHT, RowExamples, written_by
-from trnflow.tasks.data.format.conversation import (
-    ChatColumns,
-    Row,
-    given_around,
-    messages_of,
-    parsed,
-    system_of,
-)
+from trnflow.tasks.data.format.conversation import ChatColumns, Row, given_around, messages_of, parsed, system_of
 from trnflow.tasks.data.format.spelled_tokens import special_pattern
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.data.format.training_fields import FIELDS

@@ -53,8 +53,7 @@ def maker_of(
     config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake = lambda row, where: None
 ) -> Maker:
     """Return the function that makes examples from a row. own: calls `format.make`, if that is set. Raises ConfigError."""
-    make = _maker_of(config, meta, chat, limit, own)
-    return refusing(make, config, unread_columns(config, meta))
+    return refusing(_maker_of(config, meta, chat, limit, own), config, unread_columns(config, meta))
 
 
 def _maker_of(config: FormatConfig, meta: RowsMeta, chat: Meta | None, limit: Limit, own: OwnMake) -> Maker:
@@ -115,10 +114,7 @@ def texts_of_row(config: FormatConfig, columns: Iterable[str]) -> Texts:
         whole = texts | {name: text_of(row[column]) for name, column in others.items()}
         for name, column in {"text": " and ".join(joined), **others}.items():
             if not whole[name].strip():
-                raise DataError(
-                    f"{where}: the {places[name]} text of the pair ({column}) is empty",
-                    "repair the row",
-                )
+                raise DataError(f"{where}: the {places[name]} text of the pair ({column}) is empty", "repair the row")
         return whole
 
     return read
@@ -314,16 +310,10 @@ def _text(config: FormatConfig, meta: RowsMeta, limit: Limit = no_limit) -> RowM
     return make
 
 
-MAKERS: dict[str, Callable[..., RowMaker]] = {
-    "instruction": _instruction,
-    "text": _text,
-}
+MAKERS: dict[str, Callable[..., RowMaker]] = {"instruction": _instruction, "text": _text}
 
 
-OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {
-    "instruction": _own_instruction,
-    "text": _own_text,
-}
+OWN_MAKERS: dict[str, Callable[..., RowMaker]] = {"instruction": _own_instruction, "text": _own_text}
 
 
 def _column(name: str | None) -> Text:

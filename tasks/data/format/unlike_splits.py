@@ -20,9 +20,7 @@ FEWEST = 20
 """Rows of a split, at least, that are compared."""
 MOSTLY, HALF, FEW = 0.66, 0.5, 0.05
 """Shares of rows: of pairs of which the same text is the shorter one; with signs in one split, and in the other."""
-HTML = {
-    "hold HTML, such as <br> or &amp;": r"</?[a-zA-Z][a-zA-Z0-9]*( [^<>]*)?/?>|&(amp|lt|gt|quot|nbsp|#[0-9]+);",
-}
+HTML = {"hold HTML, such as <br> or &amp;": r"</?[a-zA-Z][a-zA-Z0-9]*( [^<>]*)?/?>|&(amp|lt|gt|quot|nbsp|#[0-9]+);"}
 ACCENTS = {"have accents apart from their letters (Unicode NFD)": "[A-Za-z][\u0300-\u036f]"}
 """What rows may have: words for it, and a pattern."""
 TOGETHER, APART = "\u00e9", "e\u0301"

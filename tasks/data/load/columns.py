@@ -15,14 +15,7 @@ from numpy.typing import NDArray
 from trnflow.tasks.data.load.arrow_rows import broken
 from trnflow.tasks.data.load.asides import batches_with, with_asides
 from trnflow.tasks.data.load.class_names import class_texts, declared_classes
-from trnflow.tasks.data.load.column_types import (
-    WrittenNumbers,
-    common_type,
-    is_nested,
-    plain_type,
-    text_type,
-    to_type,
-)
+from trnflow.tasks.data.load.column_types import WrittenNumbers, common_type, is_nested, plain_type, text_type, to_type
 from trnflow.tasks.data.load.config import Nulls
 from trnflow.tasks.data.load.labels import Rule, SeenLabels, is_blank, label_texts, parse_rule
 from trnflow.tasks.data.load.readers import RowReader

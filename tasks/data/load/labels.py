@@ -84,10 +84,7 @@ class SeenLabels:
             if siblings is not None and (name := siblings[int(row)].as_py()) is not None:
                 self.names.setdefault(label, str(name))
         if len(self.first) > MOST_LABELS:
-            raise ConfigError(
-                f"data.label: more than {MOST_LABELS} distinct labels in {where}",
-                NO_CLASSES,
-            )
+            raise ConfigError(f"data.label: more than {MOST_LABELS} distinct labels in {where}", NO_CLASSES)
 
 
 def label_texts(values: pa.Array, rule: Rule | None, named: tuple[str, ...], where: str, before: int) -> pa.Array:

@@ -78,11 +78,7 @@ def fill(
         segment += types[source]
         if apart or pairs:
             position = _from_each_text(position, types[source])
-    values = {
-        "input_ids": (ids[source], pad_id),
-        "segment_ids": (segment, 0),
-        "position_ids": (position, 0),
-    }
+    values = {"input_ids": (ids[source], pad_id), "segment_ids": (segment, 0), "position_ids": (position, 0)}
     if mask is not None:
         # a segment's first token is predicted by nothing
         supervised = (mask[source] == 1) & (position > 0)

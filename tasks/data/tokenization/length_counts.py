@@ -39,8 +39,7 @@ class Example(NamedTuple):
     @classmethod
     def of(cls, rows: pa.Table, row: int, what: str) -> Example:
         """Make an example of the row at index `row`, from 0."""
-        given = rows.slice(row, 1).to_pylist()[0]
-        text = text_of_example(given)
+        text = text_of_example(rows.slice(row, 1).to_pylist()[0])
         return cls(row + 1, what, shorten(" ".join(text[:1000].split()), WORDS, placeholder=" ..."))
 
     def describe(self, split: str, before: int = 0) -> str:

@@ -164,11 +164,7 @@ class Split:
     """
 
     def __init__(
-        self,
-        packed: Input[PackedMeta],
-        name: str,
-        unit: tuple[int, int] | None = None,
-        reference: Input | None = None,
+        self, packed: Input[PackedMeta], name: str, unit: tuple[int, int] | None = None, reference: Input | None = None
     ) -> None:
         counts = packed.meta["rows"].get(name, {})
         self.rows = {int(length): int(count) for length, count in counts.items() if count}

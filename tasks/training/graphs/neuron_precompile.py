@@ -45,12 +45,7 @@ def compile_graphs(config: TrainConfig, model: Source, packed: Input[PackedMeta]
         spec,
         {"config": config.model_dump(mode="json"), "model": asdict(model), "packed": source, "graphs": str(listed)},
     )
-    command = [
-        utility,
-        "--parallel_compile_workdir",
-        str(out.scratch / "compile"),
-        *trial_command(config, spec),
-    ]
+    command = [utility, "--parallel_compile_workdir", str(out.scratch / "compile"), *trial_command(config, spec)]
     # a variable, not -P: torchrun's processes inherit it, and import no file of their working folder either
     variables = {
         "NEURON_PARALLEL_COMPILE_DUMP_RESULTS": "1",

@@ -34,11 +34,7 @@ DISTILBERT = {
     "distilbert.transformer.layer.*.ffn.lin2": "rowwise",
 }
 
-RULES: dict[str, dict[str, str]] = {
-    "bert": _as_bert("bert"),
-    "roberta": _as_bert("roberta"),
-    "distilbert": DISTILBERT,
-}
+RULES: dict[str, dict[str, str]] = {"bert": _as_bert("bert"), "roberta": _as_bert("roberta"), "distilbert": DISTILBERT}
 """{model_type: its tensor parallel plan}."""
 
 

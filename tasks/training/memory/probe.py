@@ -47,8 +47,7 @@ def _probe(spec: Path) -> None:
     packed = Input(**{**document["packed"], "path": Path(document["packed"]["path"])})
     model = Source(**document["model"])
     config = TrainConfig.model_validate({**document["config"], "loss": None})  # takes the memory of any
-    blank = replace(model, identity={**model.identity, "weights": None})
-    sufficed = _runs(config, blank, packed)
+    sufficed = _runs(config, replace(model, identity={**model.identity, "weights": None}), packed)
     # where the device has memory of its own, this process's is none of it
     resident = host_memory() if config.device == "cpu" else 0
     write_json(spec.with_name("found.json"), {"fits": sufficed, "resident": resident})

@@ -59,8 +59,7 @@ def adapt(config: TrainConfig, built: Built) -> Built:
         frozen = [layer for layer in quantised_layers(built.model) if f"{layer}.weight" not in whole]
         _inject(config.lora, built, whole)
         if config.lora.base_dtype is not None:
-            dtype = getattr(torch, config.dtype)
-            quantise(built.model, frozen, config.lora.base_dtype, dtype, trained=whole)
+            quantise(built.model, frozen, config.lora.base_dtype, getattr(torch, config.dtype), trained=whole)
     # by names, never by weights, so that precompile and train choose the same
     wanted = _trained_names(config, built) | whole
     _check_new_tokens(config, built, wanted)

@@ -176,8 +176,7 @@ def _gather_input(module: Module, mesh: Any, *, sharded: bool) -> None:
             return (gathered(arguments[0]), *arguments[1:]), options
         if "hidden_states" not in options:
             raise ModelError(
-                f"{type(module).__name__} gets its hidden states in an unknown way",
-                "set train.tensor_parallel_size=1",
+                f"{type(module).__name__} gets its hidden states in an unknown way", "set train.tensor_parallel_size=1"
             )
         return arguments, {**options, "hidden_states": gathered(options["hidden_states"])}
 

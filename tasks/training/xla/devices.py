@@ -32,8 +32,7 @@ def start_devices(config: TrainConfig) -> tuple[Any, Any]:
     count = xr.global_runtime_device_count()
     if count != config.devices:
         raise ModelError(
-            f"train.devices is {config.devices}, and XLA has {count} on {config.device}",
-            "lower train.devices",
+            f"train.devices is {config.devices}, and XLA has {count} on {config.device}", "lower train.devices"
         )
     device = torch_xla.device()
     if config.devices == 1 or not alone:

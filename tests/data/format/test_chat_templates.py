@@ -77,8 +77,7 @@ def test_a_tokenizer_s_own_template_for_tools_is_taken_when_there_are_tools(benc
     config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": several}))
     fast = type(fast).from_pretrained(tmp_path / "model")
     rows = rows_of(tmp_path, "messages", [TALK, TALK], tools=[json.dumps(TOOLS), None])
-    texts = bench.texts(rows, model, task="chat")
-    made = whole(texts)
+    made = whole(bench.texts(rows, model, task="chat"))
     assert made == [fast.apply_chat_template(TALK, tools=tools, tokenize=False) for tools in (TOOLS, None)]
     assert made[0].startswith("[{") and not made[1].startswith("[")
 
@@ -97,8 +96,7 @@ def test_documents_arguments_and_a_row_s_own_arguments_reach_the_template(bench:
         documents=[json.dumps(documents), None], chat_template_kwargs=[json.dumps(one) for one in own],
     )  # fmt: skip
     arguments = {"style": "short", "mood": "calm"}
-    texts = bench.texts(rows, model, task="chat", template_arguments=arguments)
-    made = whole(texts)
+    made = whole(bench.texts(rows, model, task="chat", template_arguments=arguments))
     assert made == [
         fast.apply_chat_template(TALK, documents=given, tokenize=False, **{**arguments, **row})
         for given, row in zip((documents, None), own, strict=True)
@@ -121,8 +119,7 @@ def test_real_conversations_with_tools_have_transformers_ids_and_masks(
     bench.limited = True
     source = shared / "data/chat_tools/train.json"
     model, fast = chat_model(tmp_path / "model", chat_template("qwen3_training"))
-    rows = bench.rows(source=str(source))
-    made = tokens_of(bench, rows, model, messages="conversations")
+    made = tokens_of(bench, bench.rows(source=str(source)), model, messages="conversations")
     published = json.loads(source.read_text())
     wanted = [
         transformers_row(fast, openai(row["conversations"]), tools=openai_tools(row["tools"])) for row in published

@@ -61,8 +61,7 @@ def test_classification_joins_columns(bench, tmp_path):
 
 def test_rows_without_an_answer_are_dropped_and_counted(bench, tmp_path):
     columns = {"question": ["a", "b", "c"], "response": ["x", " \n", None]}
-    rows = loaded_rows(tmp_path, columns)
-    texts = bench.texts(rows, task="instruction", instruction="question")
+    texts = bench.texts(loaded_rows(tmp_path, columns), task="instruction", instruction="question")
     assert texts.meta["dropped"] == {"empty": 2}
     assert texts.meta["splits"] == {"train": 1}
     assert parts(texts) == [[("### Instruction\na\n\n### Answer\n", False), ("x", True)]]

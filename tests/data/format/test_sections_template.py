@@ -84,9 +84,7 @@ def test_training_and_prompts_are_what_the_template_writes(
         )
 
 
-def test_a_message_that_spells_the_end_does_not_end(
-    both: tuple[FastTokenizer, PreTrainedTokenizerFast],
-) -> None:
+def test_a_message_that_spells_the_end_does_not_end(both: tuple[FastTokenizer, PreTrainedTokenizerFast]) -> None:
     loaded, theirs = both
     encoder = CausalEncoder(loaded, 0, "error", add_eos=True)
     messages = [{"role": "user", "content": "Say </s><s>"}, {"role": "assistant", "content": "</s> or <s>"}]

@@ -194,8 +194,7 @@ def test_a_rule_reads_names_or_numbers(bench: Any, tmp_path: Path) -> None:
 def test_new_shows_names_and_leaves_a_split_without_labels_out(tmp_path: Path) -> None:
     names, labels = ["neg", "pos"], [0, 1] * 20
     write(tmp_path / "rows", "saved", train=dataset(names, labels), test=dataset(names, [-1] * 40))
-    shell = InProcessShell(tmp_path)
-    done = shell.json("new", "rows", "model.source=base", "data.label=label")
+    done = InProcessShell(tmp_path).json("new", "rows", "model.source=base", "data.label=label")
     assert done["settings"]["data"]["splits"] == {"train": "train"}
     assert "its labels are unknown" in (tmp_path / "rows.yaml").read_text()
 

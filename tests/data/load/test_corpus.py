@@ -68,8 +68,7 @@ def test_names_are_hidden_wherever_they_stand():
 
 
 def test_identity_is_the_content_and_costs_no_reading_twice(tmp_path, monkeypatch):
-    resolver = Resolver(tmp_path / "home")
-    source = corpus_source("builtin:stdlib", None, resolver)
+    source = corpus_source("builtin:stdlib", None, Resolver(tmp_path / "home"))
     assert source.identity["view"] == "packages"
     assert source.identity["digest"].startswith("sha256:")
     monkeypatch.setattr("trnflow.tasks.data.load.corpus.sha256_file", lambda path: pytest.fail(f"read {path} again"))

@@ -31,8 +31,7 @@ def zipped(content: bytes) -> bytes:
     [("a.csv", bytes), ("a.zip", zipped), *((f"a.csv.{ending}", pack) for ending, pack in PACKS.items())],
 )
 def test_a_cell_of_5_mb_and_a_byte_order_mark_in_any_compression(bench, tmp_path, name, pack):
-    content = f'\ufefftext,label\n"{LONG}",long\n\na,short\n'.encode()
-    (tmp_path / name).write_bytes(pack(content))
+    (tmp_path / name).write_bytes(pack(f'\ufefftext,label\n"{LONG}",long\n\na,short\n'.encode()))
     rows = bench.rows(source=str(tmp_path / name), label="label")
     assert table(rows, "train") == {"text": [LONG, "a"], "label": [0, 1]}
 
@@ -166,8 +165,7 @@ def test_what_python_writes_comes_through_and_is_what_pandas_reads(rows, kind, t
     path: Path = bench.root / f"a.{kind}"
     delimiter = {"csv": ",", "tsv": "\t"}[kind]
     with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL)
-        writer.writerows([("a", "b"), *rows])
+        csv.writer(file, delimiter=delimiter, quoting=csv.QUOTE_ALL).writerows([("a", "b"), *rows])
     found = table(bench.rows(source=str(path)), "train")
     assert list(zip(found["a"], found["b"], strict=True)) == rows
     read = pandas.read_csv(path, sep=delimiter, dtype=str, keep_default_na=False)

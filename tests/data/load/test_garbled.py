@@ -87,5 +87,4 @@ def test_no_real_set_is_remarked(shared: Path) -> None:
     ]
     assert len(files) > 10
     for file in files:
-        lines = file.read_text(encoding="utf-8", errors="replace").split("\n")
-        assert remark(lines) is None, file
+        assert remark(file.read_text(encoding="utf-8", errors="replace").split("\n")) is None, file

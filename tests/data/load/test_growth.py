@@ -429,8 +429,7 @@ def test_batches_are_small_by_what_they_decode_to():
 def test_a_footer_that_would_take_gigabytes_is_not_parsed(tmp_path: Path) -> None:
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table({"text": ["a"]}), file)
-    content = file.read_bytes()
-    padded = content[:-8] + bytes(FOOTER)
+    padded = file.read_bytes()[:-8] + bytes(FOOTER)
     file.write_bytes(padded + (len(padded) - 4).to_bytes(4, "little") + b"PAR1")
     with pytest.raises(DataError, match=r"a\.parquet has a footer of 33,\d+,\d+ bytes, and may have 33,554,432"):
         open_parquet(file, "a.parquet")

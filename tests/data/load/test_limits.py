@@ -21,8 +21,7 @@ def test_a_file_that_grows_more_than_a_zip_may(bench, tmp_path, suffix, monkeypa
     monkeypatch.setattr("trnflow.tasks.sources.data_files.ALWAYS_UNPACKED", 2 << 20)
     path = tmp_path / f"a.csv.{suffix}"
     path.write_bytes(PACKS[suffix](BOMB))
-    error = failure(bench, DataError, source=str(path), text="text")
-    assert f"a.csv.{suffix} grows from " in error
+    assert f"a.csv.{suffix} grows from " in failure(bench, DataError, source=str(path), text="text")
 
 
 LONG = "long " * 300_000

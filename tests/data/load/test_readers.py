@@ -157,8 +157,7 @@ def test_what_is_wrong_in_an_array_is_placed(bench, tmp_path, text, told):
 
 
 @pytest.mark.parametrize(
-    ("number", "kind"),
-    [(2**63 - 1, pa.int64()), (-(2**63), pa.int64()), (2**63, None), (-(2**63) - 1, None)],
+    ("number", "kind"), [(2**63 - 1, pa.int64()), (-(2**63), pa.int64()), (2**63, None), (-(2**63) - 1, None)]
 )
 def test_integers_of_json_are_64_bits_or_keep_their_text(tmp_path, number, kind):
     (tmp_path / "a.jsonl").write_text(f'{{"n": {number}}}\n')

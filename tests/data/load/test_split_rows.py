@@ -29,10 +29,7 @@ def two(tmp_path: Path) -> dict[str, str]:
 
 
 def mixed(two: dict[str, str], small: float | None = None, large: float | None = None) -> dict:
-    return {
-        "small": {"source": two["small"], "weight": small},
-        "large": {"source": two["large"], "weight": large},
-    }
+    return {"small": {"source": two["small"], "weight": small}, "large": {"source": two["large"], "weight": large}}
 
 
 def sources(rows, split: str = "train") -> dict[str, int]:

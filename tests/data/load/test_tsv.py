@@ -144,8 +144,7 @@ def test_cells_of_several_lines_that_pandas_writes(
 
     bench = new_bench(tmp_path_factory.mktemp("any"))
     path: Path = bench.root / "a.tsv"
-    frame = pandas.DataFrame(rows, columns=["a", "b"])
-    frame.to_csv(path, sep="\t", index=False)
+    pandas.DataFrame(rows, columns=["a", "b"]).to_csv(path, sep="\t", index=False)
     theirs = pandas.read_csv(path, sep="\t", dtype=str, keep_default_na=False, skip_blank_lines=False)
     found = table(bench.rows(source=str(path)), "train")
     assert [*zip(found["a"], found["b"], strict=True)] == [*theirs.itertuples(index=False, name=None)] == rows

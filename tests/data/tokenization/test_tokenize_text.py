@@ -365,15 +365,11 @@ def test_special_tokens_are_special_in_a_trained_wordpiece(bench):
 
 
 @settings(derandomize=True, max_examples=80)
-@given(
-    st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), min_size=1, max_size=6),
-    st.data(),
-)
+@given(st.lists(st.tuples(st.text("ab", max_size=4), st.booleans()), min_size=1, max_size=6), st.data())
 def test_mask_follows_characters(spans, data):
     parts = [{"text": text, "train": train} for text, train in spans]
     flags = [train for text, train in spans for _ in text]
-    cuts = sorted(data.draw(st.lists(st.integers(0, len(flags)), max_size=8)))
-    edges = [0, *cuts, len(flags)]
+    edges = [0, *sorted(data.draw(st.lists(st.integers(0, len(flags)), max_size=8))), len(flags)]
     tokens = list(pairwise(edges))
     expected = [any(flags[start:end] if start < end else flags[max(end - 1, 0) :][:1]) for start, end in tokens]
     assert trained_tokens(parts, len(tokens), lambda token: tokens[token]).tolist() == expected

@@ -128,8 +128,7 @@ def test_which_families_are_cut(name: str) -> None:
 
 
 def test_what_is_not_known_is_not_cut() -> None:
-    odd = byte_level(split=r"\w+|\W+")
-    assert cut_rules(odd) == CutRules()
+    assert cut_rules(byte_level(split=r"\w+|\W+")) == CutRules()
     stripped = byte_level()
     stripped.add_tokens([AddedToken("<pad>", special=False, lstrip=True)])
     assert cut_rules(stripped) == CutRules()
@@ -174,12 +173,7 @@ def test_a_mark_is_a_piece_of_its_own() -> None:
     text = b"a <think> b"
     bounds = np.array([0, len(text)])
     pieces = words.pieces(np.frombuffer(text, np.uint8), bounds, words.find_added(text, bounds, {}))
-    assert [text[a:b] for a, b in pairwise(pieces.starts)] == [
-        b"a",
-        b" ",
-        b"<think>",
-        b" b",
-    ]
+    assert [text[a:b] for a, b in pairwise(pieces.starts)] == [b"a", b" ", b"<think>", b" b"]
     assert pieces.kind.tolist().count(ADDED) == 1
 
 

@@ -412,10 +412,7 @@ def test_real_data_that_is_not_clear(shared: Path, tmp_path: Path, name: str) ->
 
 @pytest.mark.parametrize(
     ("name", "then"),
-    [
-        ("goemotions/train.tsv", "label holds several values in a row"),
-        ("stsbenchmark/sts-train.csv", "column5"),
-    ],
+    [("goemotions/train.tsv", "label holds several values in a row"), ("stsbenchmark/sts-train.csv", "column5")],
 )
 def test_the_command_of_a_fix_makes_a_file_that_can_be_read(
     shared: Path, tmp_path: Path, name: str, then: str | None

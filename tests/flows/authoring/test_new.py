@@ -234,8 +234,7 @@ def test_a_split_by_users_of_chats_and_by_few_users(here: Shell) -> None:
     alone = table("author", "body", "category", author=["me"], body=sentence, category=["x", "y", "z"])
     (here.folder / "alone.csv").write_bytes(alone)
     assert "data.split_by" not in here("new", "alone.csv", "model.source=base").stdout
-    blank = table("body", "label", body=sentence, label=[""])
-    (here.folder / "blank.csv").write_bytes(blank)
+    (here.folder / "blank.csv").write_bytes(table("body", "label", body=sentence, label=[""]))
     assert "unexpected" not in here("new", "blank.csv", "model.source=base", "data.label=label").stderr
 
 

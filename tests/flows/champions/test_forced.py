@@ -68,8 +68,7 @@ def test_a_forced_champion_is_shown_until_the_next_promotion_by_evidence(tiny: I
     for place, text in shown().items():
         assert WHY in text.replace("&#39;", "'") and "promote bounds f1_macro" in text, place
         assert (forced["who"] in text) == (place != "card"), "a card may be published"
-    back = tiny.json("rollback", "tiny.yaml")
-    assert back["forced"] is None and WHY not in shown()["history"]
+    assert tiny.json("rollback", "tiny.yaml")["forced"] is None and WHY not in shown()["history"]
     again = tiny.json("promote", "tiny.yaml", "last~1", "--force", "--why", WHY, BOUND)
     spent = worse["comparison"]["spent"]
     assert again["comparison"]["spent"] == pytest.approx(spent), "no year begins anew, and a repeated look is free"

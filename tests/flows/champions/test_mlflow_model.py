@@ -125,8 +125,7 @@ def test_the_description_names_a_command_that_gets_the_weights(classifier: Champ
     script = "import mlflow; print(mlflow.MlflowClient().get_registered_model('tiny').description)"
     lines = classifier.alone("-c", script).stdout.splitlines()
     (command,) = [line.strip() for line in lines if line.strip().startswith("trnflow get")]
-    words = shlex.split(command)
-    gotten = classifier.shell(*words[1:-1], "weights")
+    gotten = classifier.shell(*shlex.split(command)[1:-1], "weights")
     assert gotten.returncode == 0, gotten.stderr
     assert (classifier.shell.folder / "weights/model.safetensors").exists()
 
@@ -173,8 +172,7 @@ def test_a_lost_model_is_one_line_with_the_fix(classifier: Champion, tmp_path: P
     kept = tmp_path / "blobs"
     shutil.move(classifier.shell.folder / ".trnflow/store/blobs", kept)
     try:
-        loaded = classifier.alone("-c", LOAD, json.dumps(ROWS))
-        last = loaded.stderr.strip().splitlines()[-1]
+        last = classifier.alone("-c", LOAD, json.dumps(ROWS)).stderr.strip().splitlines()[-1]
         assert "mlflow.exceptions.MlflowException: the manifest sha256:" in last and "Fix: `trnflow run`" in last
     finally:
         shutil.move(kept, classifier.shell.folder / ".trnflow/store/blobs")

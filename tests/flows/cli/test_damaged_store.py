@@ -62,8 +62,7 @@ def house(past: Shell, tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.backend.replace(f"leases/{KEY}/1.{token}", json.dumps(beat).encode())
     store.backend.replace(f"partial/{KEY}/step-000000001/COMMIT", b"{}")
     for name in ("jobs/0123/order.json", "jobs/0123/runs/r", "jobs/0123/result.json"):
-        document = SOUND[name.replace("0123", "1")]
-        store.backend.replace(name, json.dumps(document).encode())
+        store.backend.replace(name, json.dumps(SOUND[name.replace("0123", "1")]).encode())
     return folder
 
 

@@ -9,14 +9,14 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime, timedelta
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.command_line import InProcessShell, Shell, opened
-from tests.helpers.serving import address_of, serving
+from tests.helpers.serving import QuietHandler, address_of, serving
 from tests.store.test_collect import made
 from tests.store.test_ledger import add, crown
 from trnflow.flows.cli.health_command import _prefect, _space
@@ -252,12 +252,12 @@ def test_the_space_of_a_store_named_by_a_url_of_a_folder_is_looked_at(tmp_path: 
     assert [(each["bytes"], each["free"] is None) for each in found] == [(5, False), (None, True)]
 
 
-class Runs(BaseHTTPRequestHandler):
+class Runs(QuietHandler):
     """Answers as Prefect's API does: a run that should have begun, one that has a minute's delay, one that runs, one of
     tomorrow."""
 
     def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["content-length"]))
+        self.body()
         runs = [
             ("1", "SCHEDULED", "2026-01-01T00:00:00Z"), ("2", "RUNNING", "2026-01-01T00:00:00Z"),
             ("3", "SCHEDULED", "2099-01-01T03:00:00Z"),
@@ -267,12 +267,7 @@ class Runs(BaseHTTPRequestHandler):
             {"id": id, "state_type": state, "expected_start_time": start, "parameters": {"recipe": f"conf/{name}.yaml"}}
             for name in ("tiny", "other") for id, state, start in runs
         ]  # fmt: skip
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(json.dumps(answer).encode())
-
-    def log_message(self, *_: object) -> None:
-        """Print nothing."""
+        self.answer(200, json.dumps(answer).encode())
 
 
 def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
@@ -293,10 +288,8 @@ def test_the_queue_and_the_next_firing_are_told(tmp_path: Path) -> None:
 def test_a_program_that_is_no_prefect_server_is_named(tmp_path: Path, answer: bytes) -> None:
     class Other(Runs):
         def do_POST(self) -> None:
-            self.rfile.read(int(self.headers["content-length"]))
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(answer)
+            self.body()
+            self.answer(200, answer)
 
     problems: list[str] = []
     with serving(HTTPServer(("127.0.0.1", 0), Other)) as server, pytest.MonkeyPatch.context() as patch:

@@ -142,8 +142,7 @@ def test_a_run_that_is_killed_is_listed_as_killed_and_its_log_ends(tmp_path: Pat
     assert "killed" in listing.stdout.splitlines()[-1]
     assert listing.stderr.count("1 lines of ") == 1 and "are no events, and were skipped" in listing.stderr
     assert shell.json("runs", "--store", str(tmp_path / ".trnflow/store"))["runs"] == [killed]
-    other = Store(str(tmp_path / "other"), tmp_path / ".trnflow")
-    other.prepare()
+    Store(str(tmp_path / "other"), tmp_path / ".trnflow").prepare()
     assert shell.json("runs", "--store", str(tmp_path / "other"))["runs"] == [], "the run belongs to another store"
     assert shell("logs", RUN, "--follow").stdout.startswith("== wait_for ==\na line of the stage\n")
 

@@ -40,8 +40,7 @@ def test_run_plan_explain_show_get_on_the_data_stages(trnflow: Shell) -> None:
     ]  # fmt: skip
     assert plan["stages"][2]["why"] == "params.max_length: 64 -> 32"
     assert plan["stages"][3]["key"] is None
-    first = done["stages"][2]
-    assert plan["stages"][2]["seconds"] == first["seconds"]
+    assert plan["stages"][2]["seconds"] == done["stages"][2]["seconds"]
     assert plan["stages"][2]["bytes"] == trnflow.json("show", "mine.yaml", "tokenize_text")["bytes"]
 
     priced = trnflow.json("plan", "mine.yaml", "tokenize.max_length=32", "hardware.price_per_hour=3600")
@@ -198,8 +197,7 @@ def test_a_run_prints_each_thing_once_and_its_table_last(trnflow: Shell) -> None
 def test_an_unwritable_store_is_named(trnflow: Shell) -> None:
     (trnflow.folder / "file").write_text("")
     command, store = ("run", "mine.yaml", "--until", *DATA), str(trnflow.folder / "file/store")
-    said = Shell(trnflow.folder).error(*command, code=1, TRNFLOW_STORE=store)
-    assert "file/store" in said
+    assert "file/store" in Shell(trnflow.folder).error(*command, code=1, TRNFLOW_STORE=store)
 
 
 def test_usage_errors_of_the_parser_exit_with_2(trnflow: Shell) -> None:

@@ -63,10 +63,8 @@ def test_a_recipe_s_rows_as_the_model_reads_them(tmp_path: Path) -> None:
     assert answer["train"] is True and answer["text"].startswith("It is ") and answer["text"].endswith("naturally.</s>")
     assert (first["number"], second["number"]) == (1, 2)
     assert 0 < first["supervised"] < first["tokens"]
-    shown = trnflow(*recipe)
-    assert f"{prompt['text']}⟦{answer['text']}⟧" in shown.stdout
-    listed = trnflow("runs", "--json")
-    assert json.loads(listed.stdout)["runs"] == []
+    assert f"{prompt['text']}⟦{answer['text']}⟧" in trnflow(*recipe).stdout
+    assert json.loads(trnflow("runs", "--json").stdout)["runs"] == []
     assert "== tokenize_text ==" in trnflow("logs").stdout
     wrong = trnflow(*recipe, "--split", "trian")
     assert wrong.returncode == 2 and "there is no split trian" in wrong.stderr

@@ -66,8 +66,7 @@ def test_a_name_in_the_data_begins_no_setting_of_the_recipe_that_new_writes(tmp_
     column = "note\nlaunch: {environment: {PLANTED: '1'}} #"
     rows = [{"text": f"text {n}", "label": ("pos", "neg")[n % 2], column: n} for n in range(40)]
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    shell = InProcessShell(tmp_path)
-    new = shell("new", "rows.jsonl", "name=mine")
+    new = InProcessShell(tmp_path)("new", "rows.jsonl", "name=mine")
     assert new.returncode == 0, new.stderr
     written = (tmp_path / "mine.yaml").read_text()
     assert "launch" not in yaml.safe_load(written) and r"note\nlaunch" in written

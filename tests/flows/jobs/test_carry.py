@@ -150,8 +150,7 @@ def test_what_the_machine_decides_is_decided_there(store: Store, model: Path, tm
     store.copy_files(store.artifact(carry_recipe(here, store, context.resolver).digest), tmp_path / "there")
     settings = yaml.safe_load((tmp_path / "there" / FILE).read_text())
     assert "hardware" not in settings and not {"device", "engine", "dtype"} & settings["train"].keys()
-    fixed = load(str(folder / "tiny.yaml"))
-    assert not fixed.decided_here
+    assert not load(str(folder / "tiny.yaml")).decided_here
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,7 @@ def test_a_recipe_for_a_gpu_or_trainium_trains_here(trnflow: Shell) -> None:
     assert trnflow.json("config", "small.yaml", "--on", "cpu")["hardware"]["name"] == "this machine"
     done = trnflow.json("run", "small.yaml", "--on", "cpu", "--direct", "--until", "train")
     assert [stage["action"] for stage in done["stages"]] == ["ran"] * 6
-    again = trnflow.json("explain", "small.yaml", "train", "on=cpu")
-    assert again["action"] == "hit"
+    assert trnflow.json("explain", "small.yaml", "train", "on=cpu")["action"] == "hit"
 
 
 def test_a_large_language_model_is_planned_on_virtual_devices(trnflow: Shell, tmp_path: Path) -> None:

@@ -94,8 +94,7 @@ def test_mixtures_models_and_tokenizers_lie_beside_their_file(tmp_path: Path) ->
 
 
 def test_a_tracking_database_lies_beside_the_recipe_that_names_it(tmp_path: Path) -> None:
-    shell = checkout(tmp_path)
-    done = shell("run", "recipes/mine.yaml", "--until", "load_data", "--direct")
+    done = checkout(tmp_path)("run", "recipes/mine.yaml", "--until", "load_data", "--direct")
     assert done.returncode == 0, done.stderr
     assert f"sqlite:///{tmp_path / 'base/mlflow.db'}" in done.stdout
 

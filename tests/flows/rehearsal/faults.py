@@ -471,11 +471,7 @@ TEXTS = {
         17, "chat", (), "neither a pad nor an eos", without("eos_token", "pad_token")
     ),
     "a tokenizer without eos": Fault(
-        17,
-        "chat",
-        ("format.chat_template=sections",),
-        "has no eos token",
-        plant=both(without("eos_token"), _with_pad),
+        17, "chat", ("format.chat_template=sections",), "has no eos token", plant=both(without("eos_token"), _with_pad)
     ),
     "rows that are too long": Fault(
         18,

@@ -176,9 +176,7 @@ VARIANTS = {
         ),
     ),
     "categories of instructions": Sound(
-        "classify",
-        (*DOLLY, "data.text=instruction", "data.label=category", NO_EXPORT),
-        MODERNBERT,
+        "classify", (*DOLLY, "data.text=instruction", "data.label=category", NO_EXPORT), MODERNBERT
     ),
     "comments of 28 emotions": Sound(
         "classify", ("data.source=comments", FROM_FILES, "train.label_smoothing=0.1", NO_EXPORT), write=_write_comments

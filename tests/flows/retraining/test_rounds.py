@@ -114,8 +114,7 @@ def test_a_defect_of_the_program_counts_as_a_failure_and_is_raised(
 ) -> None:
     with pytest.raises(ZeroDivisionError):
         outcome_of([], ["a", "a"], [ZeroDivisionError("defect")])
-    store = open_store(settings.load(str(tmp_path / "tiny.yaml")))
-    newest = read_ledger(store, "tiny").newest
+    newest = read_ledger(open_store(settings.load(str(tmp_path / "tiny.yaml"))), "tiny").newest
     assert newest is not None and (newest["outcome"], newest["stands"]["failures"]) == ("failed", 1)
     assert "ZeroDivisionError" in newest["why"] and (newest["error"] or {})["message"] == newest["why"]
 

@@ -6,7 +6,7 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from tests.helpers import hub_server
 from tests.helpers.command_line import RECIPE, InProcessShell, Shell
 from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.s3_server import requests, s3_endpoint, s3_root  # noqa: F401 - fixtures
-from tests.helpers.serving import serving
+from tests.helpers.serving import QuietHandler, serving
 from trnflow.flows.runner.graph import Graph
 from trnflow.flows.runner.plan import Plan
 
@@ -34,21 +34,14 @@ class Counted(ThreadingHTTPServer):
         self.rows = ROWS
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Counted
 
     def do_GET(self) -> None:
         self.server.asked[self.command] += 1
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(self.server.rows)))
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(self.server.rows)
+        self.answer(200, self.server.rows)
 
     do_HEAD = do_GET
-
-    def log_message(self, *args: object) -> None:
-        pass
 
 
 @pytest.fixture

@@ -75,12 +75,7 @@ def test_hits_and_skips_are_in_no_sum_and_dollars_need_a_price() -> None:
         step("consolidate", "maybe", seconds=900.0, expected_bytes=500),
     ]
     found = total((outcome.to_json() for outcome in outcomes), 8.0)
-    assert found == {
-        "seconds": 2700.0,
-        "bytes": 2_500_000_500,
-        "dollars": 6.0,
-        "unknown": [],
-    }
+    assert found == {"seconds": 2700.0, "bytes": 2_500_000_500, "dollars": 6.0, "unknown": []}
     rows: dict[str, Any] = {line.split()[0]: line.split() for line in report.plan_table(outcomes, 8.0)}
     assert rows["train"][2:6] == ["1800", "2.5", "GB", "4.00"]
     assert rows["total"][1:5] == ["2700", "2.5", "GB", "6.00"]

@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ from tests.flows.prefect_api import Api
 from tests.helpers.command_line import Shell
 from tests.helpers.event_logs import process_logs, runs_with_metrics
 from tests.helpers.products import sampled
-from tests.helpers.serving import address_of, serving
+from tests.helpers.serving import QuietHandler, address_of, serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services.prefect_address import recorded_server
 
@@ -135,22 +135,18 @@ def test_a_server_that_answers_and_has_lost_its_database_is_a_warning(trnflow: S
 def refusing_server(status: int = 403, *, is_alive: bool = False) -> Iterator[str]:
     """Answer every request with `status`; yield the URL. is_alive: but those for health and version."""
 
-    class Refusing(BaseHTTPRequestHandler):
+    class Refusing(QuietHandler):
         def refuse(self) -> None:
-            self.rfile.read(int(self.headers["content-length"] or 0))
+            self.body()
             self.send_error(status)
 
         def do_GET(self) -> None:
             if is_alive and self.path.endswith(("/health", "/version")):
-                self.send_response(200)
-                self.end_headers()
-                self.wfile.write(b'"3.8.8"')  # of /admin/version
+                self.answer(200, b'"3.8.8"')  # of /admin/version
             else:
                 self.refuse()
 
         do_POST = refuse
-
-        def log_message(self, format: str, *arguments: object) -> None: ...
 
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Refusing)) as server:
         yield address_of(server)

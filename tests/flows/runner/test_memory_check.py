@@ -75,8 +75,7 @@ def test_what_was_never_traced_is_said_and_traced_once(folder: Path) -> None:
     traced = reported(folder, kind="albert")[1]
     assert reported(folder, kind="albert", trace=False)[1] == traced
     assert traced.memory.total > 0
-    other = reported(folder, "train.remat=true", kind="albert", trace=False)[1]
-    assert other.memory is None
+    assert reported(folder, "train.remat=true", kind="albert", trace=False)[1].memory is None
 
 
 def test_buckets_yet_to_be_found_are_counted_by_their_bound_and_refuse_nothing(folder: Path) -> None:

@@ -152,12 +152,7 @@ def test_a_csv_column_of_fractions_is_no_label(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "unread"),
-    [
-        ("", ["input", "topic"]),
-        (", style: alpaca", ["topic"]),
-        (", context: input", ["topic"]),
-    ],
+    ("more", "unread"), [("", ["input", "topic"]), (", style: alpaca", ["topic"]), (", context: input", ["topic"])]
 )
 def test_columns_that_nothing_reads_are_named_before_and_after_the_rows_are_loaded_and_on_the_page(
     folder: Path, more: str, unread: list[str]

@@ -56,8 +56,7 @@ def test_the_run_record_is_the_fold_of_the_log(store: Store, fails: bool) -> Non
 
 
 def test_a_failed_run_has_a_copy_that_says_why(store: Store) -> None:
-    result = toy(store, "one", fail=True)
-    assert isinstance(result.error, DataError)
+    assert isinstance(toy(store, "one", fail=True).error, DataError)
     failed, ended = (json.loads(line) for line in copied(store, "one").splitlines()[-2:])
     assert (failed["event"], failed["stage"], failed["error"]["type"]) == ("stage_failed", "count", "DataError")
     assert (ended["outcome"], ended["error"]["stage"], ended["error"]["fix"]) == ("failed", "count", "mend row 3")

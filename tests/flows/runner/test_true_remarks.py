@@ -32,8 +32,7 @@ def test_a_test_split_is_made_only_of_data_without_one_and_said_by_plan_and_run(
     shell = rows(tmp_path, splits)
     own = ("data.source=rows", "data.name=null", "data.label=label", "tracking.enabled=false")
     is_made = splits == ["train"]
-    plan = shell.json("plan", "demo", *own)
-    assert (NO_TEST_SPLIT in plan["notes"]) == is_made
+    assert (NO_TEST_SPLIT in shell.json("plan", "demo", *own)["notes"]) == is_made
     done = shell("run", "demo", *own, "--until", "load_data", "--direct")
     assert done.returncode == 0 and (NO_TEST_SPLIT in done.stderr) == is_made
     assert NO_TEST_SPLIT not in shell.json("plan", "demo", *own)["notes"]  # it is made

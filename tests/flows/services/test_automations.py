@@ -11,7 +11,7 @@ import urllib.error
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ import pytest
 
 from tests.flows.champions.conftest import write_tiny
 from tests.flows.prefect_api import Api, own_server
-from tests.helpers.http_body import read_body
-from tests.helpers.serving import serving
+from tests.helpers.serving import QuietHandler, serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services.recovery import recovery_automations
 
@@ -61,17 +60,13 @@ class Receiver(ThreadingHTTPServer):
         return [body for _, body in self.received if body["event"] == event]
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: Receiver
 
     def do_POST(self) -> None:
         assert self.headers["Content-Type"] == "application/json"
-        self.server.received.append((self.path, json.loads(read_body(self))))
-        self.send_response(200)
-        self.send_header("Content-Length", "0")
-        self.end_headers()
-
-    def log_message(self, *arguments: object) -> None: ...
+        self.server.received.append((self.path, json.loads(self.body())))
+        self.answer(200)
 
 
 class Project:
@@ -235,8 +230,7 @@ def test_the_token_of_an_address_that_is_down_is_nowhere(project: Project) -> No
 
 
 def test_off_ends_the_notifications_and_forgets_the_address(project: Project) -> None:
-    said = project.deploy(NIGHTLY, TRNFLOW_NOTIFY="off")
-    assert said["notify"] is None
+    assert project.deploy(NIGHTLY, TRNFLOW_NOTIFY="off")["notify"] is None
     assert not {"trnflow: retrained", "trnflow: tiny did not run"} & project.automations().keys()
     assert "trnflow: data changed" in project.automations()
     assert "trnflow" not in {block["name"] for block in project.api.post("block_documents/filter")}

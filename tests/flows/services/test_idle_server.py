@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ import uvicorn
 
 from tests.flows.prefect_api import Api
 from tests.helpers.command_line import Shell
-from tests.helpers.serving import serving
+from tests.helpers.serving import QuietHandler, serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.services import server_process
 from trnflow.flows.services.prefect_server import IDLE, ensure_server, running_server, stop_server
@@ -179,16 +179,11 @@ def test_every_page_of_deployments_is_asked_for_schedules(monkeypatch: pytest.Mo
     monkeypatch.setattr(server_process, "PAGE", 2)
     active: list[bool] = []
 
-    class Deployments(BaseHTTPRequestHandler):
+    class Deployments(QuietHandler):
         def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            asked = json.loads(self.body())
             page = active[asked["offset"] :][: asked["limit"]]
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(json.dumps([{"schedules": [{"active": one}]} for one in page]).encode())
-
-        def log_message(self, *_: object) -> None:
-            """Print nothing."""
+            self.answer(200, json.dumps([{"schedules": [{"active": one}]} for one in page]).encode())
 
     with serving(HTTPServer(("127.0.0.1", 0), Deployments)) as server:
         for active in ([], [True], [False] * 2, [False] * 4, [False, False, False, True]):

@@ -13,7 +13,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,7 +25,7 @@ from websockets.sync.client import connect
 from tests.flows.prefect_api import Api
 from tests.helpers.browser import Page, browser_at
 from tests.helpers.command_line import Shell
-from tests.helpers.serving import answers, free_port, serving
+from tests.helpers.serving import QuietHandler, answers, free_port, serving
 from tests.helpers.waiting import wait_for
 from trnflow.flows.cli.health_command import look_after
 from trnflow.flows.services.login import make_login, write_helpers
@@ -65,22 +65,16 @@ TRIES = """
 """
 
 
-class Other(BaseHTTPRequestHandler):
+class Other(QuietHandler):
     """A page of another origin; it keeps the headers of who calls it."""
 
     server: Seen
 
     def do_GET(self) -> None:
         self.server.headers.append(dict(self.headers))
-        self.send_response(200)
-        self.send_header("Content-Type", "text/html")
-        self.end_headers()
-        self.wfile.write(b"<title>another</title>")
+        self.answer(200, b"<title>another</title>", {"Content-Type": "text/html"})
 
     do_POST = do_GET
-
-    def log_message(self, *arguments: object) -> None:
-        pass
 
 
 class Seen(ThreadingHTTPServer):

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, quote, quote_plus, urlsplit
@@ -20,7 +20,7 @@ from urllib.parse import parse_qs, quote, quote_plus, urlsplit
 import pytest
 
 from tests.helpers.event_logs import process_logs
-from tests.helpers.serving import free_port, serving
+from tests.helpers.serving import QuietHandler, free_port, serving
 from tests.tracking.runs import mlflow_server
 from trnflow.flows.services.prefect_server import stop_server
 
@@ -47,7 +47,7 @@ def forms(secret: str) -> set[bytes]:
     return {text.encode() for text in written | lower} | {base64.b64encode(f"me:{secret}".encode())}
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """Rows for who knows password and token; what it refuses it repeats."""
 
     def do_HEAD(self) -> None:
@@ -64,8 +64,6 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         if self.command == "GET":
             self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None: ...
 
 
 @dataclass

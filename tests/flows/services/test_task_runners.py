@@ -180,8 +180,7 @@ def call(tmp_path: Path) -> Meta:
                 caught.append(call)
                 yield make_part_apart(call.to_json())
 
-    shelf = Shelf(str(tmp_path / "store"), tmp_path)
-    shelf.run(sentences(30), part_maker=Here())
+    Shelf(str(tmp_path / "store"), tmp_path).run(sentences(30), part_maker=Here())
     (tmp_path / "store/records/tokenize_text.shard").rename(tmp_path / "taken")
     return caught[0].to_json()
 

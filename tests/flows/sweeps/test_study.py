@@ -63,8 +63,7 @@ def test_a_study_that_was_killed_proposes_what_it_would_have_proposed(tmp_path: 
 
 def test_a_connection_that_was_lost_meanwhile_is_renewed(tmp_path: Path) -> None:
     study = opened(tmp_path)
-    pool = study.study._storage._backend.engine.pool
-    kept = pool.connect()
+    kept = study.study._storage._backend.engine.pool.connect()
     lost = kept.driver_connection
     kept.close()
     lost.close()

@@ -119,5 +119,4 @@ def test_two_trials_at_a_time(tiny: InProcessShell) -> None:
     )  # fmt: skip
     assert [trial["state"] for trial in found["trials"]] == ["completed"] * 4
     assert found["best"]["value"] == min(trial["value"] for trial in found["trials"])
-    made = (tiny.folder / ".trnflow/store/records/load_data").iterdir()
-    assert len(list(made)) == 1
+    assert len(list((tiny.folder / ".trnflow/store/records/load_data").iterdir())) == 1

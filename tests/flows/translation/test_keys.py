@@ -77,12 +77,7 @@ TRAINER = [
     Case("adam_beta1", 0.7, {"train.eps": 1e-8, "train.beta1": 0.7}, {"adam_epsilon": 0}),
     Case("seed", 8, {"train.neftune_noise_alpha": None, "train.seed": 8}, {"neftune_noise_alpha": 0}),
     Case("seed", 9, {"train.early_stopping_patience": None, "train.seed": 9}, {"early_stopping_patience": 0}),
-    Case(
-        "seed",
-        6,
-        {"evaluate.batch": 32, "train.seed": 6},
-        {"eval_batch_size": 0, "per_device_eval_batch_size": 0},
-    ),
+    Case("seed", 6, {"evaluate.batch": 32, "train.seed": 6}, {"eval_batch_size": 0, "per_device_eval_batch_size": 0}),
     Case("mlflow_experiment_name", "mine", {"tracking.experiment": "mine"}),
     Case("mlflow_tracking_uri", "http://mlflow:5000", {"tracking.uri": "http://mlflow:5000"}),
 ]
@@ -610,7 +605,9 @@ def test_where_a_config_says_nothing_their_defaults_count(here: Path, base: dict
     expected = DEFAULTS["axolotl" if base is AXOLOTL else "LLaMA-Factory"]
     assert {setting: value_of(recipe, setting) for setting in expected} == expected
     # written also where trnflow's default is the same
-    assert translated(base).get("train.epochs") == expected["train.epochs"]
+    t = translated(base)
+    assert t.get("train.epochs") == expected["train.epochs"]
+    assert {t.why["tokenize.max_length"], t.why["pack.chunk_length"]} == {t.usual}
 
 
 def outcome_of(whose: str, key: str, value: Any) -> tuple[Entry, Translation]:

@@ -146,8 +146,7 @@ def test_rows_are_read_as_the_program_writes_them(shell: Shell, name: str) -> No
     write_config(shell.folder, config)
     assert shell("new", "config.yml").returncode == 0
     document = shell.json("preview", "config.yaml")
-    shown = [[span["text"] for span in row["spans"]] for row in document["rows"]][:2]
-    assert shown == expected
+    assert [[span["text"] for span in row["spans"]] for row in document["rows"]][:2] == expected
     assert all([span["train"] for span in row["spans"]] == [False, True] for row in document["rows"])
 
 
@@ -181,8 +180,7 @@ def test_as_json_each_key_has_its_outcome(shell: Shell) -> None:
 
 
 def test_the_config_itself_and_files_in_the_way_stay(shell: Shell) -> None:
-    config = of_llama_factory("a", "llama3")
-    write_config(shell.folder, config, "config.yaml")
+    write_config(shell.folder, of_llama_factory("a", "llama3"), "config.yaml")
     before = (shell.folder / "config.yaml").read_bytes()
     assert "wrote config-recipe.yaml and config_recipe_rows.py" in shell("new", "config.yaml").stdout
     assert (shell.folder / "config.yaml").read_bytes() == before
@@ -538,8 +536,7 @@ def test_a_template_of_any_lines_stays_as_it_is(here: Path, text: str) -> None:
 @pytest.mark.parametrize("name", ["2024-run", "x" * 250, "\u00e4" * 120, "class"])
 def test_the_name_of_a_config_becomes_names_of_files_and_of_a_module(shell: Shell, name: str) -> None:
     write_config(shell.folder, of_llama_factory("a", "llama3"), f"{name}.yml")
-    document = shell.json("new", f"{name}.yml")
-    recipe, module = document["written"]
+    recipe, module = shell.json("new", f"{name}.yml")["written"]
     assert Path(module).stem.isidentifier() and len(recipe.encode()) < 200
     assert settings.load(str(shell.folder / recipe)).format.make == f"{Path(module).stem}:make"
 

@@ -60,8 +60,7 @@ FORMS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def merged_weights(shards: Input, base: Source) -> MergedWeights:
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(shards.path)
-    empty = model_without_values(shards.meta["task"], config)
+    empty = model_without_values(shards.meta["task"], AutoConfig.from_pretrained(shards.path))
     return MergedWeights(shards, base_weights(base, empty), Reader(shards.path, PARAMETER), empty)
 
 
@@ -103,8 +102,7 @@ def test_merged_weights_are_the_trained_model(
     base, config = saved(tmp_path / "base", task=task, **model), TrainConfig(**fields, engine="native")
     plain = build(base, packed, seed=0, weights=True)
     trained = adapt(config, build(base, packed, seed=0, weights=True))
-    shards = checkpoint(tmp_path / "checkpoint", config, trained)
-    merged = merged_weights(shards, base)
+    merged = merged_weights(checkpoint(tmp_path / "checkpoint", config, trained), base)
     assert merged.names == sorted(plain.parameters())
     with torch.no_grad():
         before = plain.model.eval()(IDS).logits

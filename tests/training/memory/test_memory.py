@@ -69,8 +69,7 @@ def test_every_family_is_traced_in_every_layout(kind: str, layout: dict[str, Any
     model, packed = scratch(**MODELS[kind]), rows(kind, tmp_path / "packed")
     memory = trace_memory(config, model, packed.meta)
     numbers = sum(p.numel() for p in build(model, packed, seed=0, weights=False).parameters().values())
-    share = config.tensor_parallel_size
-    assert numbers / share <= memory.optimizer / 8 <= numbers
+    assert numbers / config.tensor_parallel_size <= memory.optimizer / 8 <= numbers
     assert memory.parameters == memory.optimizer // 8 * (6 if config.keeps_masters else 4)
     assert memory.gradients + memory.activations >= memory.optimizer / 2
     if config.remat:
@@ -176,8 +175,7 @@ def test_dora_s_and_saved_parts_count_what_they_train(tmp_path: Path) -> None:
 
 def test_a_family_without_rules_of_ours_is_traced(tmp_path: Path) -> None:
     model, packed = scratch(model_type="gpt2", n_embd=32, n_layer=2, n_head=2), packed_lm(tmp_path)
-    config = TrainConfig(engine="native", global_batch=8)
-    found = trace_memory(config, model, packed.meta)
+    found = trace_memory(TrainConfig(engine="native", global_batch=8), model, packed.meta)
     assert found.total > found.runtime
 
 
@@ -204,8 +202,7 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_what_helps(tmp_path: 
     for remedy in ("train.zero1=true", "tensor_parallel_size", "LoRA", "allow_overcommit=true"):
         assert remedy in caught.value.fix
     regardless = config.model_copy(update={"allow_overcommit": True})
-    meta = precompile(regardless, **inputs, out=quiet(tmp_path))
-    assert meta["memory"]["total"] > GIB / 2
+    assert precompile(regardless, **inputs, out=quiet(tmp_path))["memory"]["total"] > GIB / 2
     check_memory(config, Memory(GIB, GIB, GIB, GIB, 0, "the update"), None)
 
 

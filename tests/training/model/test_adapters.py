@@ -213,11 +213,7 @@ def test_a_frozen_model_costs_a_pass_less(tmp_path) -> None:
 
 @pytest.mark.parametrize(
     ("freeze", "frozen"),
-    [
-        (["embed_tokens"], {"model.embed_tokens.weight"}),
-        (["layers.0"], "model.layers.0."),
-        (["layers.*.mlp"], ".mlp."),
-    ],
+    [(["embed_tokens"], {"model.embed_tokens.weight"}), (["layers.0"], "model.layers.0."), (["layers.*.mlp"], ".mlp.")],
 )
 def test_freeze_names_parts_of_the_model(tmp_path: Path, freeze: list[str], frozen: Any) -> None:
     built = adapted(tmp_path, {**LLAMA, "tie_word_embeddings": False}, freeze=freeze)

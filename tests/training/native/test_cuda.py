@@ -48,8 +48,7 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
 def test_the_losses_are_those_of_the_cpu(
     plain: dict[int, float], fields: dict[str, Any], tolerance: float, tmp_path: Path
 ) -> None:
-    found = run(tmp_path, **fields).curve("loss")
-    assert found == pytest.approx(plain, abs=tolerance)
+    assert run(tmp_path, **fields).curve("loss") == pytest.approx(plain, abs=tolerance)
 
 
 def test_documents_do_not_see_each_other(tmp_path: Path) -> None:

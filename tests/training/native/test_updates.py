@@ -32,8 +32,7 @@ def update_of(optimizer: str, shapes: dict[str, Shape]) -> Update:
 def curve(stored: torch.Tensor, after: Callable[[Update, torch.Tensor, int], None]) -> list[float]:
     """Losses of a linear regression whose weights begin between 1 and 2, where bf16's last bit is 1/128, and end 0.1 above. A
     step of AdamW's is about the learning rate, a quarter of half that bit. after: the update itself."""
-    random = torch.Generator().manual_seed(5)
-    rows = torch.randn(256, 32, generator=random)
+    rows = torch.randn(256, 32, generator=torch.Generator().manual_seed(5))
     wanted = rows @ (stored.float() + 0.1)
     update, found = update_of("adamw", {"weight": (32,)}), []
     for step in range(STEPS):

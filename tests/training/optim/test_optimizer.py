@@ -76,8 +76,7 @@ def test_schedules(schedule: str, expected: list[float]) -> None:
 
 @pytest.mark.parametrize("warmup_ratio", [0.0, 0.03, 0.5, 0.99])
 @pytest.mark.parametrize(
-    ("schedule", "theirs"),
-    [("linear", "linear"), ("cosine", "cosine"), ("constant", "constant_with_warmup")],
+    ("schedule", "theirs"), [("linear", "linear"), ("cosine", "cosine"), ("constant", "constant_with_warmup")]
 )
 def test_every_update_has_the_rate_that_transformers_gives_it(schedule: str, theirs: str, warmup_ratio: float) -> None:
     from transformers import get_scheduler

@@ -53,8 +53,7 @@ def test_loss_and_gradients_are_those_of_the_plain_computation(
 
     found = inputs()
     leaves = [torch.zeros(shares, *one.shape, dtype=dtype).requires_grad_() if apart else None for one in found[1:]]
-    loss = ChunkedLoss.apply(*found, *leaves, targets, score, size)
-    (loss * 3).backward()
+    (ChunkedLoss.apply(*found, *leaves, targets, score, size) * 3).backward()
     for rows in (slice(0, 1), slice(1, 2)) if apart else (slice(0, shares),):
         plain = inputs()
         (score(linear(plain[0][rows], *plain[1:]).flatten(0, 1), targets[rows].flatten()) * 3).backward()

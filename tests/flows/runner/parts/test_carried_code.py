@@ -98,8 +98,7 @@ def test_only_what_this_run_carried_is_taken(project: Path) -> None:
     hooks = {"format.make": ("mine.formats:priced", project)}
     files = {"prices.csv": project / "prices.csv"}
     code = code_source(hooks, project.parent, Memo(project.parent / "memo"), files=files)
-    packed = packed_code(code, store, project.parent / "packed")
-    carried = packed.location["carried"]
+    carried = packed_code(code, store, project.parent / "packed").location["carried"]
     assert sorted(carried["files"].values()) == ["0/mine/formats.py", "0/mine/words.py"]
     artifact = store.artifact(carried["digest"])
     refuse_foreign(artifact, carried)

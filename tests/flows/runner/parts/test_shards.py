@@ -243,8 +243,7 @@ def process(shelf: Shelf, run: str, count: int, kill_at: int = 0) -> subprocess.
 
 
 def test_a_killed_run_has_left_the_shards_it_made(shelf: Shelf, tmp_path: Path) -> None:
-    killed = process(shelf, "killed", 400, 1203)
-    assert killed.wait() == -9
+    assert process(shelf, "killed", 400, 1203).wait() == -9
     left = len(shelf.shards())
     assert left > 0
     assert shelf.store().records("tokenize_text") == []
@@ -335,7 +334,6 @@ def test_the_journal_is_written_now_and_then_and_not_for_each_shard(
 
     monkeypatch.setattr(Store, "write_attempt", counting)
     monkeypatch.setattr(shards, "JOURNAL_SECONDS", 1e9)
-    step = shelf.run(sentences(300))
-    made, reused = counts(step)
+    made, reused = counts(shelf.run(sentences(300)))
     assert made > 3 and reused == 0
     assert [one["shards"] for one in written if one["shards"]] == [1, made]
