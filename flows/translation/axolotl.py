@@ -620,8 +620,8 @@ def _splits(t: Translation, sources: list[Tree]) -> None:
     if tests:
         same = len(sources) == 1 == len(tests) and tests[0].get("path") == sources[0]["path"]
         if same and t.get("data.splits") and not split:
-            t.settings["data"]["splits"]["validation"] = str(tests[0].get("split") or "train")
-            t.note("test_datasets", tests, "translated", f"data.splits.validation={tests[0].get('split')}")
+            held_out = t.settings["data"]["splits"]["validation"] = str(tests[0].get("split") or "train")
+            t.note("test_datasets", tests, "translated", f"data.splits.validation={held_out}")
         else:
             t.lack("test_datasets", "other rows to validate on: name them in data.splits.validation")
     hold_out(t, split, *(["val_set_size"] if share < 1 else []))
@@ -631,7 +631,7 @@ def _lengths(t: Translation) -> None:
     length = t.values.get("sequence_len") or 512
     t.set("tokenize.max_length", length, "sequence_len", why=t.usual)
     pairs, plain_texts = bool(t.get("train.objective")), t.get("format.task") == "text"
-    # what is too long is left out there, and cut here
+    # what is too long is left out there by default
     long = str(t.values.get("excess_length_strategy") or "drop")
     ways = {"drop": "drop", "truncate": "truncate", "raise": "error"}
     if long not in ways:

@@ -629,3 +629,13 @@ def test_the_named_column_of_words_is_taken_before_one_of_a_usual_name() -> None
     for named, taken_one in ((None, "words"), ("lemmas", "lemmas")):
         found = words_and_tags(columns, named, None)
         assert found is not None and [each.name for each in found] == [taken_one, "tags"]
+
+
+def test_a_column_s_name_with_a_point_stays_whole_in_an_answer() -> None:
+    question = Question("which?", {"data.label=mine vs. theirs format.task=classification": "classes"})
+    assert question.fix == "answer with 'data.label=mine vs. theirs' format.task=classification (classes)"
+
+
+def test_of_prodigy_s_answers_those_that_were_all_accepted_are_learnt(tmp_path: Path) -> None:
+    rows = lines(lambda n: {"text": sentence(n), "label": KINDS[n % 3], "answer": "accept"})
+    assert roles(taken(tmp_path, "t.jsonl", rows)) == {"text": ["text"], "label": ["label"]}

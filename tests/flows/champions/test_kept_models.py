@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from trnflow.flows.champions import promote
+from trnflow.flows.champions import contenders, promote
 from trnflow.flows.champions.contenders import judged_models
 from trnflow.tasks.errors import ConfigError
 from trnflow.tasks.promotion.settings import PromoteConfig
@@ -44,3 +44,19 @@ def test_a_bound_refuses_what_is_beyond_it_and_not_what_is_on_it(
     assert promote._broken_bounds(PromoteConfig(**bounds), challenger, None) == why  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="promote bounds f1, which the newest evaluation"):
         promote._broken_bounds(PromoteConfig(at_most={"f1": 1.0}), challenger, None)  # type: ignore[arg-type]
+
+
+def test_a_champion_keeps_the_records_of_the_evaluation_that_it_names() -> None:
+    def record(stage: str, key: str, **inputs: str) -> Any:
+        return {"stage": stage, "key": key, "artifact": f"of-{key}", "document": {"inputs": inputs}}
+
+    newest_first = [record("evaluate_model", key, weights="m") for key in ("new", "old")]
+    records = {
+        "consolidate": [record("consolidate", "model") | {"artifact": "m"}],
+        "evaluate_model": [record("evaluate_model", "other", weights="n"), *newest_first],
+    }
+    store: Any = SimpleNamespace(records=records.__getitem__)
+    model: Any = SimpleNamespace(digest="m")
+    found = contenders._contender(store, model, {"format": {}, "tokenize": {}})
+    assert found.evaluation == "of-new"
+    assert [one["key"] for one in found.records] == ["model", "new"]

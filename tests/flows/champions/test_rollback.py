@@ -8,12 +8,16 @@ from typing import Any
 import pytest
 
 from tests.helpers.stores import new_store
+from trnflow.flows.champions import rollback
 from trnflow.flows.champions.forced import forced_in
+from trnflow.flows.champions.frozen_rows import append_secured
+from trnflow.flows.champions.lost import lost_champion
 from trnflow.flows.champions.rollback import _roll_back
 from trnflow.flows.champions.serving import serving_beside
 from trnflow.flows.recipes.recipe import Recipe, load
-from trnflow.tasks.errors import BlobLost, ConfigError
+from trnflow.tasks.errors import BlobLost, ConfigError, StoreError
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.layout import blob_name
 from trnflow.tasks.store.ledger import append_ledger, read_ledger
 from trnflow.tasks.store.ledger.entries import NewEntry
 
@@ -103,3 +107,44 @@ def test_that_a_champion_was_forced_is_said_of_it_alone_and_without_the_person(s
     assert said.endswith("the judge was away (broken: accuracy 0.5 is below 0.6).")
     add(store, "promoted", model(store, "third"))
     assert forced_in(store, second) == "", "it is the champion no longer"
+
+
+def test_a_champion_without_manifest_can_not_serve(store: Store) -> None:
+    first = model(store, "first")
+    add(store, "promoted", first)
+    assert lost_champion(store, read_ledger(store, "demo")) is None
+    store.backend.remove(blob_name(first))
+    said = lost_champion(store, read_ledger(store, "demo"))
+    assert said is not None and said.startswith(f"champion 1 of demo ({first[:19]}) can't serve: ")
+    assert said.endswith("`trnflow rollback demo` takes the one before")
+
+
+def test_an_entry_whose_artifact_is_gone_does_not_stay(store: Store) -> None:
+    artifact = store.artifact(model(store, "rows"))
+    for digest in (artifact.digest, artifact.files[0].digest):
+        store.backend.remove(blob_name(digest))
+    new = NewEntry(outcome="frozen", by="freeze", why="", frozen=artifact.digest)
+    with pytest.raises(StoreError, match=f"{artifact.digest[:19]} was collected meanwhile"):
+        append_secured(store, "demo", new, 0, artifact)
+    assert read_ledger(store, "demo").stands["frozen"] is None
+
+
+@pytest.mark.parametrize("other", ["promoted", "kept"])
+def test_a_rollback_does_not_go_over_what_another_process_promoted_meanwhile(
+    store: Store, recipe: Recipe, other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (model(store, name) for name in ("first", "second", "third"))
+    add(store, "promoted", first)
+    add(store, "promoted", second)
+
+    def too_late(*arguments: Any) -> None:
+        monkeypatch.undo()
+        add(store, other, **({"champion": third} if other == "promoted" else {"challenger": third}))
+
+    monkeypatch.setattr(rollback, "append_secured", too_late)
+    if other == "kept":
+        assert _roll_back(recipe, store)["champion"] == first
+        return
+    with pytest.raises(StoreError, match="another process changed the champion of demo meanwhile"):
+        _roll_back(recipe, store)
+    assert champion(store) == third

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import PROJECT
+from trnflow.flows.cli import completion
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +63,9 @@ def test_zsh_runs_the_same_script_and_the_version_is_printed() -> None:
 
     assert said("completion", "zsh").startswith("autoload -Uz compinit bashcompinit")
     assert said("--version").startswith("trnflow 0.")
+
+
+def test_settings_are_offered_and_sections_are_not() -> None:
+    offered = {*re.split(r'[\s"]+', completion.script("bash", {}))}
+    assert {"train.epochs=", "train.lora.rank=", "tokenize.train.lowercase="} <= offered
+    assert not {"train=", "train.lora=", "tokenize.train="} & offered

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from trnflow.flows.cli.past_store import past_store
-from trnflow.tasks.events.retention import FILE, run_folder
+from trnflow.flows.cli.past_store import past_run, past_store
+from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events.retention import FILE, PREVIEW, run_folder
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.location import store_option
 
@@ -62,3 +63,14 @@ def test_a_store_s_option_can_be_pasted_into_a_shell(tmp_path: Path, monkeypatch
     monkeypatch.delenv("TRNFLOW_STORE", raising=False)
     assert store_option(str(tmp_path / "store"), tmp_path) == ""
     assert store_option("/my store", tmp_path) == " --store '/my store'"
+
+
+def test_a_recipe_s_newest_run_is_no_preview(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRNFLOW_HOME", str(tmp_path))
+    runs = ("20260101T000000Z-abcdef", "20260102T000000Z-abcdef", f"20260103T000000Z-abcdef{PREVIEW}")
+    for run in runs:
+        store = begin(tmp_path, run, tmp_path / "store")
+    store.prepare()
+    assert past_run(store, "tickets", runs) == runs[1]
+    with pytest.raises(ConfigError, match="this store has no run of tickets"):
+        past_run(store, "tickets", runs[2:])

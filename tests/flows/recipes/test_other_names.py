@@ -8,7 +8,7 @@ import pytest
 
 from tests.helpers.command_line import Shell
 from trnflow.flows.recipes import recipe as settings
-from trnflow.flows.recipes.other_names import _names, _tables, missing, suggested
+from trnflow.flows.recipes.other_names import _names, _tables, missing, suggested, suggested_option
 from trnflow.flows.recipes.reference import settings_of
 from trnflow.tasks.errors import ConfigError
 
@@ -105,3 +105,9 @@ def test_several_unknown_settings_have_a_line_each_with_its_own_suggestion() -> 
 def test_answers_about_preferences_name_their_objectives() -> None:
     for name in ("rl", "stage"):
         assert "dpo" in missing(name) and "kto" in missing(name) and "reward" in missing(name)
+
+
+def test_an_option_with_its_value_leads_to_ours_too() -> None:
+    said = "settings are given without dashes: train.learning_rate=VALUE"
+    assert suggested_option("--learning_rate=1e-4", settings.Recipe) == said
+    assert suggested_option("--no-such-option=1", settings.Recipe) == ""

@@ -61,3 +61,11 @@ def test_only_parents_of_stages_that_train_with_lora_import_peft(tmp_path: Path)
         assert has_peft(stage, TrainConfig(method="lora"))
         assert not has_peft(stage, TrainConfig())
     assert not has_peft(stage_of(consolidate), ConsolidateConfig())
+
+
+def test_a_variable_of_launch_environment_counts_over_the_stage_s_own(tmp_path: Path) -> None:
+    memo, stage = Memo(tmp_path / "memo.db"), stage_of(train)
+    own = stage.environ(TrainConfig())
+    assert own
+    for name in own:
+        assert process_of(stage, TrainConfig(), memo, {name: "mine"})[0] == own | {name: "mine"}

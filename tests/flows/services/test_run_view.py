@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from trnflow.flows.services.run_view.plan import PlanPage, plan_rows, plan_summary
+from trnflow.flows.services.run_view.plan import PlanPage, RunName, plan_rows, plan_summary
 from trnflow.flows.services.run_view.sweep import SweepPage
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.events import EventLog
@@ -144,3 +146,37 @@ def test_the_table_of_an_artifact_shows_no_secret(monkeypatch: pytest.MonkeyPatc
     step: Any = SimpleNamespace(name="train", action="ran", key="k", metrics={"loss": 0.5}, figures={})
     table = describe(step, Artifact("sha256:1", "weights", {}, ()), "s3://hunter42-of-the-store@bucket/blobs/1")
     assert "hunter42" not in table and "| manifest | `s3://***@bucket/blobs/1` |" in table and "| loss | 0.5 |" in table
+
+
+def test_the_name_of_a_run_shows_no_part_of_a_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redaction, "_known", {})
+    redaction.add_secret("hunter42-of-the-run")
+    page = Shown()
+    RunName(page, "demo").say(f"{'x' * 60} hunter42-of-the-run is wrong")  # type: ignore[arg-type]
+    assert page.sent == [("_rename", {"name": f"demo: {'x' * 60} *** is wrong"})]
+
+
+def test_a_warning_is_one_in_prefect_s_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    from trnflow.flows.services.run_view import stage_tasks  # imports Prefect
+
+    monkeypatch.setattr(stage_tasks, "get_run_logger", lambda: logging.getLogger("toy"))
+    log = EventLog(stage_tasks.PrefectLog())
+    with caplog.at_level(logging.INFO, "toy"):
+        log.write("note", level="warning", text="the disk is nearly full")
+        log.write("note", level="info", text="rows were dropped")
+    assert caplog.record_tuples == [
+        ("toy", logging.WARNING, "the disk is nearly full"), ("toy", logging.INFO, "rows were dropped"),
+    ]  # fmt: skip
+
+
+def test_a_late_update_of_the_progress_ends_no_other_artifact(monkeypatch: pytest.MonkeyPatch) -> None:
+    from trnflow.flows.services.run_view import artifacts  # imports Prefect
+
+    answers = iter([False, True, False])
+    monkeypatch.setattr(artifacts, "get_client", lambda **_: nullcontext())
+    monkeypatch.setattr(artifacts, "_is_ready", lambda client: next(answers))
+    page = artifacts.Page()
+    assert page.show(lambda: "update", is_vital=False) is None
+    assert page.show(lambda: "table") == "table"
+    assert page.show(lambda: "link") is None and page.lost
+    assert page.show(lambda: "table") is None, "a server that is lost is not asked again"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.flows.translation.test_keys import AXOLOTL, INFO, LLAMA, here, resolved, rows, translated
+from tests.flows.translation.test_keys import AXOLOTL, INFO, LLAMA, PAIRS, here, resolved, rows, translated
 from tests.helpers.chats import tokenizer_in
 from tests.helpers.command_line import InProcessShell, Shell
 from trnflow.flows.recipes import recipe as settings
@@ -583,3 +583,26 @@ def test_an_address_with_a_secret_is_refused_without_it(here: Path, config: dict
     with pytest.raises(ConfigError, match="it holds a secret") as error:
         translated(config)
     assert "hunter22" not in f"{error.value.message} {error.value.fix}"
+
+
+def test_a_recipe_beside_a_config_has_no_shipped_recipe_s_name(here: Path) -> None:
+    assert write.name_beside(Path("demo.yml"), {}) == "demo-recipe"
+    assert write.name_beside(Path("tickets.yml"), {}) == "tickets"
+    assert write.name_beside(Path("tickets.yml"), {"name": "mine"}) == "mine"
+
+
+def test_lengths_that_a_config_of_axolotl_leaves_out_are_named_as_its_default(here: Path) -> None:
+    lengths = ["  max_length: 512   # axolotl's default", "  chunk_length: 512   # axolotl's default"]
+    t = translated(AXOLOTL)
+    assert [line for line in write.recipe_text(t).splitlines() if "_length" in line] == lengths
+    assert "tokenize.max_length" in "\n".join(write.table(t))
+    pairs = write.recipe_text(translated({**AXOLOTL, **PAIRS}))
+    assert "  chunk_length: 1024   # both answers of a row" in pairs
+
+
+def test_the_table_names_the_split_that_the_recipe_reads(here: Path) -> None:
+    for split in ({}, {"split": "test"}):
+        t = translated({**AXOLOTL, "test_datasets": rows(**split)})
+        read = t.settings["data"]["splits"]["validation"]
+        assert read == split.get("split", "train")
+        assert t.entries["test_datasets"].text == f"data.splits.validation={read}"
