@@ -36,7 +36,7 @@ def test_the_losses_of_kto_are_those_of_its_paper(monkeypatch: pytest.MonkeyPatc
     model, split = SimpleNamespace(device="cpu"), SimpleNamespace(surprise_share=0.0)
     found = pair_rewards(model, split, "unpaired_preference", KTO, 2, lambda rows: None)
 
-    # the mean gain of mismatched answers: (3 + 1) / 2; of the answers 1 and -1
-    sigmoid = 1 / (1 + np.exp(-0.5 * (np.array([1.0, 1.0]) * (np.array([1, -1]) - 2) * [1, -1])))
-    np.testing.assert_allclose(found.loss, [1.0, 2.0] * (1 - sigmoid))
+    # gains over the reference: of the answers 1 and -1, of the mismatched ones 3 and 1, whose mean is the baseline
+    desirable, undesirable = (1 / (1 + np.exp(0.5 * gain)) for gain in (1 - 2, 2 - -1))
+    np.testing.assert_allclose(found.loss, [desirable, 2 * undesirable])
     assert found.reward.tolist() == [0.5, -0.5] and found.gain.tolist() == [3.0, 1.0]
