@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
 
 from tests.conftest import PROJECT
+from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format import first_rows as module
+from trnflow.tasks.data.format.templates import Limit, no_limit
 
 
 def test_every_clock_of_python_is_a_day_on_elsewhere() -> None:
@@ -25,3 +37,20 @@ print(*(name for name, clock in clocks.items() if not 86_000 < clock() - before[
 """
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", script], cwd=PROJECT, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("\n", "")
+
+
+def test_rows_are_made_in_another_order_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a function that counts its calls makes two things of a row."""
+    pq.write_table(pa.table({"text": [*"abcd"]}), tmp_path / "train.parquet")
+
+    def counting(arguments: Meta, limit: Limit) -> Any:
+        calls = count(1)
+        return lambda row, where: SimpleNamespace(examples=[f"{row['text']}{next(calls)}"])
+
+    monkeypatch.setattr(module, "maker_from", counting)
+    monkeypatch.setattr(module, "go_elsewhere", lambda: None)
+    given = {"file": str(tmp_path / "train.parquet"), "part": {"split": "train"}, "config": {"bad_rows": "error"}}
+    here, there = (module.first_rows({**given, "elsewhere": each}, no_limit)["rows"] for each in (False, True))
+    assert here == ['["a1"]', '["b2"]', '["c3"]', '["d4"]']
+    assert [json.loads(row)[0][0] for row in there] == [*"abcd"], "each row in its place"
+    assert here != there

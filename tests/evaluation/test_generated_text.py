@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from tests.helpers import small_models
 from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.evaluation.config import GenerationConfig
+from trnflow.tasks.evaluation.generated_rows import Generations
 from trnflow.tasks.evaluation.generated_text import is_exact_match, is_json, rouge, token_f1
 from trnflow.tasks.evaluation.generation import Prompt, _without_special, generate, prompt_encoder
 from trnflow.tasks.evaluation.models import load_model
@@ -101,3 +102,14 @@ def test_what_else_a_model_s_settings_ask_generate_to_return_is_left_out(tmp_pat
     plain = made()
     model.generation_config.update(num_return_sequences=2, return_dict_in_generate=True, output_scores=True)
     assert made() == plain
+
+
+def test_a_text_ends_at_any_token_that_the_generation_settings_name(tmp_path: Path) -> None:
+    """Of a chat model they name the end of a turn, too, which its config.json does not."""
+    weights = small_models.llama(tmp_path / "llama")
+    model = load_model(weights.path, "causal_lm")
+    model.config.eos_token_id, model.generation_config.eos_token_id = None, [*range(model.config.vocab_size)]
+    prompts, config = [Prompt([{"text": "the cat sat", "train": False}])], GenerationConfig(max_new_tokens=3)
+    out = small_models.workdir(tmp_path / "out")
+    (line,) = Generations(prompts, config, weights.path, {}).of(model, out, "generations")
+    assert (line["tokens"], line["ended"], line["sampled_ended"]) == (1, True, True)

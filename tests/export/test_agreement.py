@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.helpers import small_models
 from trnflow.tasks.artifact import Input
+from trnflow.tasks.evaluation import report_page
 from trnflow.tasks.export import agreement
 from trnflow.tasks.export.agreement import (
     HELD,
@@ -99,3 +101,18 @@ def test_the_difference_of_an_export_is_that_of_its_worst_call(monkeypatch: pyte
     counts, metrics = agreement.compare(exported, calls, lambda done, calls: None)
     assert metrics == {"export_max_difference": 1.0, "export_agreement": 1.0}
     assert counts == {"calls": 3, "batch": 2, "rows": 6, "compared": 6}
+
+
+@pytest.mark.parametrize(
+    ("task", "counts", "rows"),
+    [
+        ("classification", {"compared": 200}, "200 rows"),
+        ("causal_lm", {"compared": 4000, "rows": 20}, "4,000 tokens of 20 chunks"),
+    ],
+)
+def test_the_page_shows_agreement_as_a_percentage(task: str, counts: dict[str, int], rows: str) -> None:
+    metrics = {"export_agreement": 0.995, "export_max_difference": 0.25}
+    report: Any = {"task": task, "export": {"target": "onnx", **counts}, "metrics": metrics}
+    assert report_page._export(report) == (
+        f"onnx: the same prediction as the weights' for 99.5% of {rows}; the largest difference of two logits is 0.25."
+    )

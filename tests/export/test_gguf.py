@@ -177,3 +177,19 @@ def test_how_tokens_are_drawn_is_that_of_transformers_and_its_defaults() -> None
     }  # fmt: skip
     assert GenerationConfig._get_default_generation_params()["top_k"] == 50
     assert sampling_of(GenerationConfig(do_sample=True, top_k=0))["top_k"] == 0, "among all"
+
+
+def test_of_two_merges_that_make_one_piece_the_first_gives_its_score(tmp_path: Path) -> None:
+    """llama.cpp joins what has the highest score first; of SentencePiece's tokenizers most pieces have several merges."""
+    import gguf
+    from tokenizers import Tokenizer, models
+
+    vocabulary = {text: number for number, text in enumerate(["<unk>", "a", "b", "c", "ab", "bc", "abc"])}
+    merges = [("b", "c"), ("a", "bc"), ("a", "b"), ("ab", "c")]
+    Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True)).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    writer = gguf.GGUFWriter(None, "llama")
+    write_tokenizer(gguf, writer, tmp_path, 7, [])
+    scores = writer.kv_data[0]["tokenizer.ggml.scores"].value
+    assert scores == [-1e6] * 4 + [-3, -1, -2]

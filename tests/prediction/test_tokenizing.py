@@ -21,8 +21,9 @@ from trnflow.flows.python.run import Model
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.row_format import FORMAT, ROW_FORMAT_FILE, VERSION
-from trnflow.tasks.errors import MachineError
+from trnflow.tasks.errors import MachineError, ModelError
 from trnflow.tasks.prediction import separate_process
+from trnflow.tasks.prediction.tokenizing import computing
 from trnflow.tasks.stage import write_json
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.process import is_running
@@ -150,3 +151,13 @@ def test_a_process_that_predicts_ends_with_the_program_that_asked(tmp_path: Path
 
 def ticks(pid: int) -> int:
     return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+
+
+def test_a_model_for_which_the_memory_is_too_small_is_not_called_broken() -> None:
+    with pytest.raises(MemoryError), computing("model"):
+        raise MemoryError("cannot allocate 8 GiB")
+    with (
+        pytest.raises(ModelError, match="the model model can't compute its outputs: KeyError: 'rope'"),
+        computing("model"),
+    ):
+        raise KeyError("rope")

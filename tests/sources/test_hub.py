@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from tests.helpers.hub_server import Handler, hub_of, run_program
 from tests.helpers.serving import address_of
-from trnflow.tasks.sources.hub_client import is_name
+from trnflow.tasks.sources import hub_client
+from trnflow.tasks.sources.hub_client import bounded_answers, expect_files, is_name
 from trnflow.tasks.sources.hub_errors import asked
 
 PROGRAM = """
@@ -222,3 +223,15 @@ print(json.dumps(answers))
         program = program.replace("offline=len(sys.argv) > 2", "offline=False")
         answers = run_program(program, address_of(hub), tmp_path / "hf", str(tmp_path), url)
     assert answers[0]["type"] == "ModelError" and answers[1] == [True, "gzip"]
+
+
+def test_the_largest_file_that_is_due_bounds_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is asked for last: several come at once."""
+    monkeypatch.setattr(hub_client, "SLACK", 0)
+    with bounded_answers():
+        expect_files(10)
+        expect_files(3)
+        stream = hub_client._bounded_stream()
+        assert b"".join(stream(iter([b"a" * 6, b"a" * 4]), is_file=True)) == b"a" * 10
+        with pytest.raises(OSError, match="it sends more than"):
+            b"".join(stream(iter([b"a" * 6, b"a" * 5]), is_file=True))

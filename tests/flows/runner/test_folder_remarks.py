@@ -16,6 +16,7 @@ from trnflow.tasks.format_prompts import format_prompts
 from trnflow.tasks.stage import Known, stage_of, write_json
 from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.needs import needs
+from trnflow.tasks.training.own_head import remarks_of_head
 
 CONFIG = {
     "model_type": "bert", "architectures": ["BertForSequenceClassification"], "vocab_size": 64, "hidden_size": 32,
@@ -185,3 +186,14 @@ def test_prefixes_by_the_folder_s_name(tmp_path: Path, source: str, task: str, s
     bench, target = new_bench(tmp_path), {"target": "c"} if task == "reranker" else {}
     bench.texts(rows, {"source": str(tmp_path / source)}, task=task, text_pair="b", **target)
     assert len([text for text in bench.warnings() if "card" in text]) == said
+
+
+def test_eleven_labels_of_a_head_stand_in_the_order_of_their_numbers() -> None:
+    names = [f"team {number}" for number in range(11)]
+    config = {
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {str(n): name for n, name in enumerate(names)},
+    }
+    assert [*remarks_of_head(config, {"task": "classification", "labels": names})] == []
+    (remark,) = remarks_of_head(config, {"task": "classification", "labels": names[::-1]})
+    assert remark.endswith(f"set data.labels=[{', '.join(names)}]")

@@ -35,3 +35,19 @@ def test_an_error_comes_where_its_item_would_have() -> None:
     assert [next(items), next(items)] == [0, 1]
     with pytest.raises(ZeroDivisionError):
         next(items)
+
+
+def test_items_are_made_one_after_another() -> None:
+    """What makes them keeps an open file, or a place in one."""
+    second, busy = threading.Event(), [0]
+
+    def make(n: int) -> int:
+        busy[0] += 1
+        if n == 1:
+            second.set()
+        alone = busy[0] == 1
+        second.wait(timeout=0.2)
+        busy[0] -= 1
+        return alone
+
+    assert [*prefetch(make, range(2))] == [True, True]

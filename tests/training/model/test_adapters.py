@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,21 @@ def test_an_adapter_lies_in_a_folder_of_its_own_with_the_tokenizer(tmp_path: Pat
     assert {"added.json", "tokenizer_config.json", "generation_config.json", CONFIG, "README.md"} <= {
         file.name for file in (out.path / "adapter").iterdir()
     }
+
+
+def test_an_adapter_names_peft_s_task_of_what_the_model_learnt(tmp_path: Path) -> None:
+    """By it peft opens the folder: a reward model as a language model would lack its head."""
+    lora = TrainConfig(method="lora", lora={"rank": 2})
+    built = adapt(lora, build(scratch(**LLAMA), packed_lm(tmp_path / "packed"), seed=0, weights=False))
+    wanted = {
+        "causal_lm": "CAUSAL_LM", "preference": "CAUSAL_LM", "reward": "SEQ_CLS", "classification": "SEQ_CLS",
+        "token_classification": "TOKEN_CLS", "embedding": "FEATURE_EXTRACTION",
+    }  # fmt: skip
+    found = {task: adapter_document(replace(built, task=task))["task_type"] for task in wanted}
+    assert found == wanted
+
+
+def test_weights_of_quantised_layers_count() -> None:
+    model: Any = torch.nn.Linear(4, 2)
+    model.packed_numbers = 90
+    assert Built(model, "causal_lm", causal=True, first_position=0, config={}).numbers == 100
