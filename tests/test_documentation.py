@@ -150,7 +150,7 @@ def test_the_figures_of_the_readme_are_the_measured_ones() -> None:
         [measured[name][at] for at in (0, 2, -1)] for name in ("emotion-500", "roget-2000", "books-1600", "reviews-500")
     ]
     shown = [row[1:] for row in table("README.md", "| rows of train |")]
-    assert shown == [[re.sub(r" / [\d.]+| \(.*", "", cell) for cell in row] for row in cells]
+    assert shown == [[re.sub(r" / [\d.]+| \(.*|; \d seeds", "", cell) for cell in row] for row in cells]
 
     tools = {row[0].split()[0].rstrip(","): row for row in table("docs/own_code.md", "| tool | the function is |")}
     for cell in (2, 3):
