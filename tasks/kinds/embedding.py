@@ -109,7 +109,6 @@ class Corpus:
 
     def __init__(self, expected: Any, vectors: Any) -> None:
         import numpy as np
-        from scipy.sparse import csr_matrix
 
         rows = len(expected)
         numbers = expected.reshape(rows, -1, 2).astype(np.int64) @ (1 << BITS, 1)
@@ -122,15 +121,20 @@ class Corpus:
         asked, self._which = np.unique(numbers[:, 0], return_inverse=True)
         at = known.searchsorted(asked).clip(max=len(known) - 1)
         among = np.flatnonzero(known[at] == asked)
-        pairs = np.concatenate([self._which, among]), np.concatenate([self.own, at[among]])
-        self._belong = csr_matrix((np.ones(len(pairs[0]), bool), pairs), (len(asked), len(known)))
+        pairs = np.stack([np.concatenate([self._which, among]), np.concatenate([self.own, at[among]])], axis=1)
+        anchors, self._belong = np.unique(pairs, axis=0).T
+        self._begins = np.searchsorted(anchors, np.arange(len(asked) + 1))
 
     def cosines(self, start: int, count: int = 1) -> Any:
         """Return cosines of `count` anchors with all texts; -2 for the anchor itself and its other positives."""
+        import numpy as np
+
         here = slice(start, start + count)
         product = self.anchors[here] @ self.texts.T
         cosines = product.toarray() if hasattr(product, "toarray") else product
-        rows, texts = self._belong[self._which[here]].nonzero()
+        begins, sizes = self._begins[self._which[here]], np.diff(self._begins)[self._which[here]]
+        rows = np.repeat(np.arange(len(sizes)), sizes)
+        texts = self._belong[np.arange(len(rows)) + (begins - sizes.cumsum() + sizes)[rows]]
         apart = texts != self.own[here][rows]
         cosines[rows[apart], texts[apart]] = -2
         return cosines

@@ -234,7 +234,7 @@ def test_padding_that_ends_turns_is_learnt_and_published(bench: Bench) -> None:
     (end,) = tokens.meta["ends"]
     assert (end["text"], end["answers"]) == ("<|stop|>", len(answers_of(tokens)))
     published = generation_settings({}, None, [end["id"]], [tokens.meta["pad_id"]])
-    assert published == {"eos_token_id": end["id"], "pad_token_id": end["id"]}
+    assert published == {"do_sample": False, "eos_token_id": end["id"], "pad_token_id": end["id"]}
     assert generation_settings({}, None, [end["id"]], [end["id"], 9])["pad_token_id"] == 9
 
 
