@@ -89,6 +89,11 @@ def jobs(options: Namespace) -> int:
         return _cancel(store, one, options)
     if options.follow:
         while not (runs := runs_of(store, one["job"])):
+            if _is_at_platform(one, store) is False and not runs_of(store, one["job"]):
+                raise ConfigError(
+                    f"job {one['job']} will not run: {one['platform']} does not have it",
+                    "order it anew: `trnflow run RECIPE --detach`",
+                )
             time.sleep(LOOK_SECONDS)
         until = time.monotonic() + COPY_SECONDS
         while not store.backend.names(f"logs/{runs[-1]}") and time.monotonic() < until:
@@ -100,12 +105,17 @@ def jobs(options: Namespace) -> int:
 
 def _at_platform(job: Job, store: Store) -> Job:
     """Return a job as `queued` if its platform has it, and it does not run."""
-    if job["platform"] is None or job["state"] not in NOT_RUNNING:
+    if job["state"] not in NOT_RUNNING or not _is_at_platform(job, store):
         return job
-    with contextlib.suppress(ConfigError, MachineError):
-        if platform_named(job["platform"], store).find(job_name(store.root, job["job"])) is not None:
-            return Job(**{**job, "state": "queued"})
-    return job
+    return Job(**{**job, "state": "queued"})
+
+
+def _is_at_platform(job: Job, store: Store) -> bool | None:
+    """Return whether a job waits or runs at its platform; None without one, or if it does not answer."""
+    if job["platform"] is not None:
+        with contextlib.suppress(ConfigError, MachineError):
+            return platform_named(job["platform"], store).find(job_name(store.root, job["job"])) is not None
+    return None
 
 
 def _pools(store: Store, found: list[Job]) -> list[Pool]:
