@@ -10,10 +10,8 @@ import pytest
 
 from tests.training.toys import LLAMA, packed_lm, scratch
 from trnflow.tasks.training.batches.sampler import Batch
-from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.graphs.flops import Costs, costs, flops_per_batch, flops_per_row, mfu
-from trnflow.tasks.training.loop import Run, TrainingState
 from trnflow.tasks.training.meter import Meters, host_memory
 from trnflow.tasks.training.model.build import build
 
@@ -105,18 +103,3 @@ def test_both_texts_of_a_labelled_row_attend_to_each_other() -> None:
     """Segment ids of a row with two texts are token types plus 1."""
     pair = replace(rows_of([3, 2], length=8), targets=np.zeros(1, np.int32))
     assert flops_per_batch(Costs(0, 1), pair, causal=False) == 25
-
-
-def test_each_point_of_a_long_curve_is_the_mean_since_the_one_before() -> None:
-    """500 updates are shown as every third, and the last of them: its mean is of two losses."""
-    run = object.__new__(Run)
-    run.config, run.total, run.progress = (
-        TrainConfig(engine="native", device="cpu", learning_rate=1e-3),
-        500,
-        TrainingState(),
-    )
-    for step in range(1, 501):
-        run.note_loss(step, float(step))
-    steps = [row["step"] for row in run.progress.curves]
-    assert steps == [*range(3, 500, 3), 500]
-    assert [row["loss"] for row in run.progress.curves] == [*(step - 1 for step in steps[:-1]), 499.5]

@@ -92,6 +92,12 @@ def test_epochs_and_seeds_differ() -> None:
     assert not np.array_equal(first.address(0).rows, second.address(0).rows)
 
 
+def test_batches_of_all_lengths_are_mixed() -> None:
+    schedule = Schedule({8: 64, 16: 64}, 8, seed=0, last_batch="pad")
+    lengths = [schedule.address(step).length for step in range(16)]
+    assert sorted(lengths) == [8] * 8 + [16] * 8 and len({*lengths[:8]}) == 2
+
+
 def test_targets_stay_in_their_segment() -> None:
     labels = np.array([[5, 6, 7, 8, 9, 0]], np.int32)
     segments = np.array([[1, 1, 1, 2, 2, 0]], np.int32)
