@@ -47,9 +47,10 @@ def test_each_point_of_a_long_curve_is_the_mean_since_the_one_before() -> None:
 
 def test_the_rate_of_a_line_is_that_of_the_update_before_it() -> None:
     told: list[dict[str, float]] = []
+    out = SimpleNamespace(metrics=lambda step, **values: told.append({"step": step, **values}))
     run = run_of(
         settings={"warmup_ratio": 0.5}, meters=SimpleNamespace(lap=None), measured=lambda meter: {},
-        saver=SimpleNamespace(check=list), engine=fetching(), out=SimpleNamespace(metrics=lambda step, **values: told.append({"step": step, **values})),
+        saver=SimpleNamespace(check=list), engine=fetching(), out=out,
     )  # fmt: skip
     run.progress.step = 3
     run.log()
