@@ -254,4 +254,6 @@ FAULTS = [
     Fault("training: batches come by their length", "tasks/training/batches/sampler.py",
           "return [batches[index] for index in order.permutation(len(batches))]", "return batches",
           "training/batches/test_sampler.py"),
+    Fault("training: the stable part is as long as the decay", "tasks/training/optim/learning_rate.py",
+          "1.0 if share < 1 - decay else", "1.0 if share < decay else", "training/optim/test_optimizer.py"),
 ]  # fmt: skip
