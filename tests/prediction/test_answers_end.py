@@ -137,7 +137,7 @@ def test_the_folder_stops_after_an_answer(
     assert [[text.strip(), stop] for text, stop in by_chat] == [[text, "stop"] for text in texts[: len(chats)]]
     modelfile = (export / "Modelfile").read_text()
     assert "TEMPLATE" in modelfile
-    assert [line for line in modelfile.splitlines() if line.startswith("PARAMETER")] == [
+    assert [line for line in modelfile.splitlines() if line.startswith("PARAMETER stop")] == [
         f'PARAMETER stop "{end}"' for end in ENDS[kind]
     ]
 
