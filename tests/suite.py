@@ -35,8 +35,8 @@ QUICK_SECONDS = 4.0
 KEPT = (
     "evaluation/test_verdicts", "flows/authoring/test_new", "flows/cli/test_health", "flows/cli/test_main",
     "flows/cli/test_upkeep", "flows/rehearsal/test_rehearse", "flows/retraining/test_watch", "flows/runner/test_forecast",
-    "flows/runner/test_runner", "flows/sweeps/test_bad_sweeps", "kinds/test_preference", "launch/test_local",
-    "store/test_collect", "store/test_lease",
+    "flows/runner/test_runner", "flows/sweeps/test_bad_sweeps", "flows/translation/test_translation", "kinds/test_preference",
+    "launch/test_local", "platforms/test_sagemaker", "store/test_collect", "store/test_lease",
 )  # fmt: skip
 """Files that find many faults (tests/golden), and stay in `make test` although they take longer."""
 XLA_TESTS = 206
