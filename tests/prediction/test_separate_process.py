@@ -65,11 +65,14 @@ def test_a_request_has_bounds_of_size_and_time(tmp_path: Path, monkeypatch: pyte
 
 
 ECHO = """
-import json, sys
+import json, sys, time
 from multiprocessing.connection import Connection
 connection = Connection(int(sys.argv[1]))
-while True:
-    connection.send_bytes(json.dumps([None, json.loads(connection.recv_bytes())]).encode())
+try:
+    while True:
+        connection.send_bytes(json.dumps([None, json.loads(connection.recv_bytes())]).encode())
+finally:
+    time.sleep(60)  # it ends when it is killed
 """
 
 
