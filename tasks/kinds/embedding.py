@@ -126,7 +126,7 @@ class Corpus:
         self._begins = np.searchsorted(anchors, np.arange(len(asked) + 1))
 
     def cosines(self, start: int, count: int = 1) -> Any:
-        """Return cosines of `count` anchors with all texts; -2 for the anchor itself and its other positives."""
+        """Return cosines of `count` anchors with all texts; -2 for the anchor itself and its positives but that of the row."""
         import numpy as np
 
         here = slice(start, start + count)

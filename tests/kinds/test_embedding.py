@@ -22,6 +22,7 @@ from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.evaluation.row_outputs import texts_apart
+from trnflow.tasks.kinds import embedding
 from trnflow.tasks.kinds.embedding import Embedding
 from trnflow.tasks.kinds.registry import FORMATS
 from trnflow.tasks.kinds.reranker import number_of_query
@@ -313,6 +314,25 @@ def test_positives_of_one_anchor_are_not_in_each_others_way() -> None:
         outputs = Outputs(targets, np.concatenate([right, texts], 1), nothing, nothing[:, 0])
         places = Embedding().row_answers(outputs, [])["place"]
         assert [*places] == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_places_are_those_of_a_plain_count(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anchors of one to five positives, some of them positives of others, in blocks that do not divide the rows."""
+    monkeypatch.setattr(embedding, "BLOCK", 7)
+    draw = np.random.default_rng(seed)
+    names = [f"t{number}" for number in range(14)]
+    known = {name: draw.standard_normal(6).astype(np.float32) for name in names}
+    known = {name: vector / np.linalg.norm(vector) for name, vector in known.items()}
+    rows = [*dict.fromkeys((names[one], names[two]) for one, two in draw.integers(0, 14, (30, 2)))]
+    vectors = np.concatenate([np.stack([known[row[at]] for row in rows]) for at in (0, 1)], axis=1)
+    nothing = np.zeros((len(rows), 1))
+    found = Embedding().row_answers(Outputs(of_rows(rows).numpy(), vectors, nothing, nothing[:, 0]), [])["place"]
+    for (anchor, positive), place in zip(rows, found, strict=True):
+        belong = {anchor, *(other for asked, other in rows if asked == anchor)} - {positive}
+        others = {text for _, text in rows} - belong
+        cosine = known[anchor] @ known[positive]
+        assert place == sum(known[anchor] @ known[text] >= cosine - 1e-6 for text in others)
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ BETTER = 0.05
 """A model is called no better where chance makes one that is no better look as good with a higher probability."""
 PERMUTATIONS = 2000
 MOST_CELLS = 500_000
-"""Rows times labels whose permutations take some seconds: more are not compared label by label."""
+"""Rows times classes whose permutations take some seconds: more are not compared class by class."""
 
 
 class Compared(NamedTuple):
@@ -121,7 +121,9 @@ def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None
         return None
     if any(each.worse <= WORSE for each in beside) or metrics[RARE] >= entry["metrics"][RARE]:
         return None
-    if facts.count * len(facts.labels) > MOST_CELLS or (found := _compared(facts, RARE, entry)).worse > WORSE:
+    if facts.kind.one_class and facts.count * len(facts.labels) > MOST_CELLS:
+        return None
+    if (found := _compared(facts, RARE, entry)).worse > WORSE:
         return None
     what, weights = ("class", "train.class_weights=balanced, ") if facts.kind.one_class else ("label", "")
     return (
