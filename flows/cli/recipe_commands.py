@@ -78,7 +78,7 @@ def config(options: Namespace) -> int:
     if options.json:
         emit_json(document)
     else:
-        names = " and ".join(f"train.{name}" for name in found)
+        names = ", ".join(f"train.{name}" for name in found)
         sys.stdout.write(f"# auto, chosen for the rows in the store: {names}\n" if found else "")
         is_utf = (sys.stdout.encoding or "utf-8").lower().startswith("utf")
         sys.stdout.write(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=is_utf))

@@ -69,8 +69,8 @@ def chosen(training: Step, rows: str) -> str:
     """Say what settings of training that are `auto` mean; "" without any. rows: the stage that packs the rows."""
     names = [f"train.{name}" for name in open_settings(training.config)]
     if names:
-        return f"{' and '.join(names)}: not known before {rows} has run"
-    return " ".join(f"train.{name}={value}" for name, value in training.chosen.items())
+        return f"{', '.join(names)}: not known before {rows} has run"
+    return " ".join(f"train.{name}={value}" for name, value in training.chosen.items() if value is not None)
 
 
 def _expected(time: float | None, size: int | None, price_per_hour: float) -> tuple[str, str, str]:

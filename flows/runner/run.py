@@ -233,7 +233,7 @@ def _make(step: Step, plan: Plan, context: RunContext) -> Stored:
     after = {name: plan.steps[needed.name].artifact for name, needed in step.node.after.items()}
     before = [each for each in plan.steps.values() if each.settled]
     if step.chosen and step.node.stage.role == "training":
-        numbers = ", ".join(f"{name} {value}" for name, value in step.chosen.items())
+        numbers = ", ".join(f"{name} {value}" for name, value in step.chosen.items() if value is not None)
         say(context.log, step.name, f"{numbers}: chosen for these rows")
     return make_result(step, plan.inputs_of(step) | after, before, context)
 

@@ -1,6 +1,7 @@
-"""The settings of training that choose themselves: `train.epochs` and `train.learning_rate`, where they are `auto`.
+"""The settings of training that choose themselves where they are `auto`: `train.epochs`, `train.learning_rate`,
+`train.class_weights`.
 
-The plan puts numbers in their place once the rows are packed: keys hold the numbers, and no key this module's code.
+The plan puts values in their place once the rows are packed: keys hold the values, and no key this module's code.
 docs/training.md has the figures behind the rule, and says which are measured here and which are published.
 """
 
@@ -17,7 +18,7 @@ from trnflow.tasks.training.config import TrainConfig
 from trnflow.tasks.training.preference_losses import PREFERENCES
 
 AUTO = "auto"
-SETTINGS = ("epochs", "learning_rate")
+SETTINGS = ("epochs", "learning_rate", "class_weights")
 """The settings that take `auto`."""
 
 FEWEST_EPOCHS, MOST_EPOCHS = 3, 20
@@ -70,7 +71,7 @@ def open_settings(config: Any) -> list[str]:
 
 
 def resolved(config: TrainConfig, inputs: Mapping[str, Any]) -> TrainConfig:
-    """Return the config with numbers for `auto`; as it is without `auto`, or while the packed rows are not known.
+    """Return the config with values for `auto`; as it is without `auto`, or while the packed rows are not known.
 
     inputs: of precompile or train, by parameter name.
     """
@@ -92,17 +93,19 @@ def facts(model: Meta, packed: Meta, *, starts_warm: bool) -> Facts:
 
 
 def chosen(config: TrainConfig, known: Facts) -> TrainConfig:
-    """Return the config with numbers for `auto`.
+    """Return the config with values for `auto`.
 
     epochs: as many as give 16 updates for each output, 32 for each of several labels, and at least 300 (200 where a pretrained
     model learns one or two), from 3 to 20; 3 for language models, for texts that are compared, and where `max_steps` decides.
-    learning_rate: by method, task, outputs and width.
+    learning_rate: by method, task, outputs and width. class_weights: balanced where a row has one class, else none.
     """
     values: Meta = {}
     if config.epochs == AUTO:
         values["epochs"] = _epochs(config, known)
     if config.learning_rate == AUTO:
         values["learning_rate"] = _learning_rate(config, known)
+    if config.class_weights == AUTO:
+        values["class_weights"] = "balanced" if kind_of(known.task).one_class else None
     return config.model_copy(update=values)
 
 

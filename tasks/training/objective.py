@@ -37,7 +37,8 @@ def class_weights(config: TrainConfig, packed: PackedMeta, train: Split | None) 
             f"train.label_smoothing is for classes and tokens, and the task is {packed['task']}",
             "leave train.label_smoothing out",
         )
-    if wanted is None:
+    if wanted is None or wanted == "auto":
+        assert wanted is None or train is None, "the plan decides what auto is"
         return None
     if not kind_of(packed["task"]).one_class:
         raise ConfigError(

@@ -647,9 +647,24 @@ def test_rare_classes_are_told_where_accuracy_hides_them(monkeypatch: pytest.Mon
     lines = verdict(facts_of(expected, usual, np.full(rows, 0.8), often))
     assert said(lines) == {"rare", "never", "no better"}
     assert "in which each class counts alike" in lines[1] and "train.class_weights=balanced" in lines[1]
+    weighted = {"settings": {"class_weights": "balanced"}}
+    had = "".join(verdict(facts_of(expected, usual, np.full(rows, 0.8), often, training=weighted)))
+    assert "in which each class counts alike" in had and "class_weights" not in had
     assert "rare" not in said(verdict(facts_of(expected, often, np.full(rows, 0.8), usual)))
     monkeypatch.setattr(comparison, "MOST_CELLS", 6 * rows - 1)
     assert "rare" not in said(verdict(facts_of(expected, usual, np.full(rows, 0.8), often))), "it would take long"
+
+
+def test_weights_that_cost_accuracy_are_named() -> None:
+    """One row in 20 is rare: the weighted model finds them and gives false alarms, which the baseline never does."""
+    expected = np.r_[np.ones(40, int), np.zeros(760, int)]
+    weighted = np.r_[np.ones(120, int), np.zeros(680, int)]
+    training: Meta = {"settings": {"class_weights": "balanced"}}
+    facts = facts_of(expected, weighted, np.full(800, 0.9), np.zeros(800, int), training=training)
+    (line,) = (line for line in verdict(facts) if "worse than" in line)
+    assert "each row does, train.class_weights=null helps" in line and "more updates" not in line
+    alike = facts_of(expected, weighted, np.full(800, 0.9), np.zeros(800, int))
+    assert "class_weights=null" not in "".join(verdict(alike))
 
 
 @pytest.mark.parametrize("task", ["reward", "unpaired_preference", "reranker", "multi_label", "token_classification"])

@@ -1,4 +1,4 @@
-"""The rule that chooses epochs and learning rate: its promises for any rows, the cases that were measured, and the keys."""
+"""The rule that chooses epochs, rate and weights of classes: its promises for any rows, the cases measured, the keys."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from trnflow.tasks.train import train
 from trnflow.tasks.training.automatic import Facts, chosen, open_settings, resolved, width_of
 from trnflow.tasks.training.config import TrainConfig
 
-AUTO: dict[str, Any] = {"epochs": "auto", "learning_rate": "auto"}
+AUTO: dict[str, Any] = {"epochs": "auto", "learning_rate": "auto", "class_weights": "auto"}
 WITH_HEAD = [name for name, kind in KINDS.items() if kind.per_row and not kind.apart]
 FACTS = st.builds(
     Facts,
@@ -40,6 +40,7 @@ def test_every_choice_is_a_setting_that_a_recipe_could_have(known: Facts, batch:
     found = chosen(TrainConfig(**AUTO, global_batch=batch, method=method), known)
     assert open_settings(found) == [] and chosen(found, known) == found
     assert TrainConfig.model_validate(found.model_dump(mode="json")) == found
+    assert found.class_weights == ("balanced" if known.task == "classification" else None)
     assert 3 <= found.epochs <= 20 and 5e-6 <= found.learning_rate <= 1e-3  # type: ignore[operator]
 
 
@@ -61,8 +62,8 @@ def test_there_are_enough_updates_unless_rows_are_few_and_never_more_passes_for_
 def test_numbers_of_the_recipe_stay(known: Facts, epochs: int, rate: float) -> None:
     own = TrainConfig(epochs=epochs, learning_rate=rate)
     assert chosen(own, known) == own
-    half = chosen(TrainConfig(epochs=epochs, learning_rate="auto"), known)
-    assert half.epochs == epochs and half.learning_rate != "auto"
+    half = chosen(TrainConfig(epochs=epochs, learning_rate="auto", class_weights={"a": 2.0}), known)
+    assert half.epochs == epochs and half.learning_rate != "auto" and half.class_weights == {"a": 2.0}
 
 
 CLASSES = Facts("classification", 500, 6, 384, pretrained=True)
@@ -129,7 +130,8 @@ def test_the_key_holds_the_numbers_and_not_the_rule(tmp_path: Any) -> None:
 
     found = key(500, **AUTO)
     assert (found["params"]["epochs"], found["params"]["learning_rate"]) == (10, 1e-3)
-    assert found == key(500, epochs=10, learning_rate=1e-3)
+    assert found == key(500, epochs=10, learning_rate=1e-3, class_weights="balanced")
+    assert found != key(500, epochs=10, learning_rate=1e-3)
     assert key(16000, **AUTO)["params"]["epochs"] == 3
     assert not any("automatic" in module for module in found["code"])
 
@@ -137,7 +139,7 @@ def test_the_key_holds_the_numbers_and_not_the_rule(tmp_path: Any) -> None:
 def test_without_rows_nothing_is_chosen() -> None:
     config = TrainConfig(**AUTO)
     assert resolved(config, {"model": scratch(**BERT)}) is config
-    assert open_settings(config) == ["epochs", "learning_rate"]
+    assert open_settings(config) == [*AUTO]
 
 
 def test_a_rate_for_another_batch_is_a_number() -> None:

@@ -18,9 +18,8 @@ MISSED = 7
 probability below 0.01."""
 FEWEST = 3
 """Labels of train, at least, that are said to differ in each row."""
-MORE = "more updates or more rows of them may help"
-BALANCED = f"train.class_weights=balanced, {MORE}"
-"""Of tasks whose loss has weights: those with one class a row."""
+BALANCED = "train.class_weights=balanced"
+"""Of tasks whose loss has weights, those with one class a row, that were trained without."""
 
 
 def labels_that_differ(facts: Facts) -> str | None:
@@ -47,12 +46,13 @@ def one_class(facts: Facts) -> str | None:
         )
     if (predicted > 0).sum() == 1:
         only = facts.labels[int(predicted.argmax())]
-        return f"the model predicts {only} for every row: {BALANCED.replace(' of them', ' of other classes')}"
+        return f"the model predicts {only} for every row: {_helps(facts, 'other classes')}"
     if true[largest] >= NEARLY_ALL * rows:
+        weights = "" if facts.is_balanced else f"{BALANCED} or "
         return (
             f"{percent(true[largest] / rows)} of the rows of {facts.split} have the label {facts.labels[largest]}, so saying it "
             f"always has accuracy {figure(true[largest] / rows)}: look at {f1_macro.name}, "
-            f"{figure(facts.report['metrics'][f1_macro.name])}; train.class_weights=balanced or more rows of other labels help"
+            f"{figure(facts.report['metrics'][f1_macro.name])}; {weights}more rows of other labels help"
         )
     return None
 
@@ -71,8 +71,11 @@ def never_predicted(facts: Facts) -> str | None:
     untaught = [] if facts.taught is None else [str(facts.labels[at]) for at in missed if not facts.taught[at]]
     none = f"train has no rows of {a_few(untaught)}; " if untaught else ""
     where = f"{rows:,} {what} of {facts.split}"
-    helps = BALANCED if facts.kind.one_class else MORE
-    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({where}); {none}{helps}"
+    return f"never predicted, of {(true > 0).sum():,} classes: {a_few(names)} ({where}); {none}{_helps(facts, 'them')}"
+
+
+def _helps(facts: Facts, which: str) -> str:
+    return f"{'' if facts.is_balanced else f'{BALANCED}, '}more updates or more rows of {which} may help"
 
 
 def _counts(facts: Facts) -> tuple[Ints, Ints] | None:

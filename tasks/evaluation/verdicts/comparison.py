@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.paired import chance, pair_of_sums
 from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy, promoting
@@ -108,15 +109,29 @@ def _parts(score: Score, columns: Any) -> Any:
     return np.stack([np.asarray(part, np.float64) for part in score.ratio(columns)], axis=1)
 
 
-def worse_than_a_baseline(beside: Sequence[Compared], advice: str) -> str | None:
+def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: str) -> str | None:
     worse = [each for each in beside if each.worse <= WORSE]
-    return f"the model is worse than {_figures(worse)}: {advice}" if worse else None
+    if not worse:
+        return None
+    text, entry = f"the model is worse than {_figures(worse)}", _rare(facts)
+    model = facts.report["metrics"].get(RARE, 0.0)
+    if facts.kind.one_class and facts.is_balanced and entry is not None and model > entry["metrics"][RARE]:
+        return (
+            f"{text}, and not where each class counts alike ({RARE} {figure(model)} and {figure(entry['metrics'][RARE])}): where "
+            "each row does, train.class_weights=null helps"
+        )
+    return f"{text}: {advice}"
+
+
+def _rare(facts: Facts) -> Meta | None:
+    """Return the simple baseline, if it has the metric in which each class or label counts alike."""
+    entries = facts.report.get("baselines", [])
+    return next((each for each in entries if each["name"] == BASELINE and RARE in each.get("metrics", {})), None)
 
 
 def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None:
     """Say that the simple baseline is better where each class or label counts alike, if it is not where each answer does."""
-    entries, metrics = facts.report.get("baselines", []), facts.report["metrics"]
-    entry = next((each for each in entries if each["name"] == BASELINE and RARE in each.get("metrics", {})), None)
+    entry, metrics = _rare(facts), facts.report["metrics"]
     if not (facts.kind.one_class or facts.kind.name == MultiLabel.name) or entry is None:
         return None
     if any(each.worse <= WORSE for each in beside) or metrics[RARE] >= entry["metrics"][RARE]:
@@ -125,9 +140,10 @@ def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None
         return None
     if (found := _compared(facts, RARE, entry)).worse > WORSE:
         return None
-    what, weights = ("class", "train.class_weights=balanced, ") if facts.kind.one_class else ("label", "")
+    what, several = ("class", "classes") if facts.kind.one_class else ("label", "labels")
+    weights = "" if facts.is_balanced else "train.class_weights=balanced, "
     return (
-        f"on rare {'classes' if weights else 'labels'} the model is worse than {NAMES[BASELINE]}: {RARE}, in which each {what} "
+        f"on rare {several} the model is worse than {NAMES[BASELINE]}: {RARE}, in which each {what} "
         f"counts alike, is {figure(found.model)} and {figure(found.baseline)}; if they matter, {weights}more rows of them or "
         f"more train.epochs may help, and promote.metric={RARE} compares models by it"
     )

@@ -65,6 +65,11 @@ class Facts:
         return len(self.columns[0])
 
     @property
+    def is_balanced(self) -> bool:
+        """Whether training gave classes weights; True of tasks without such weights."""
+        return not self.kind.one_class or self.training.get("settings", {}).get("class_weights") is not None
+
+    @property
     def curves(self) -> list[dict[str, float]]:
         """Rows by step, as train's metadata has them."""
         return list(self.training.get("curves", ()))

@@ -33,7 +33,7 @@ def verdict(facts: Facts) -> list[str]:
 def _causes(facts: Facts, beside: list[Compared]) -> Iterator[str | None]:
     """Yield causes, that which explains most first."""
     helps = advice(facts)
-    worse = worse_than_a_baseline(beside, helps)
+    worse = worse_than_a_baseline(facts, beside, helps)
     yield labels_that_differ(facts)
     yield one_class(facts)
     yield unknown_script(facts)

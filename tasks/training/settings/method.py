@@ -69,9 +69,9 @@ class LossSettings(Group):
     """Add uniform noise of at most this / sqrt(positions x width of the model) to the embeddings of each pass (NEFTune); its
     authors take 5 to 15."""
 
-    class_weights: Literal["balanced"] | dict[str, Positive] | None = None
+    class_weights: Literal["auto", "balanced"] | dict[str, Positive] | None = None
     """How much a target of each label counts in the loss: a mapping from label to weight (labels left out: 1), or "balanced":
-    rows / (classes x rows of the label). Default: all labels count alike."""
+    rows / (classes x rows of the label). auto: balanced where a row has one class. Default: all labels count alike."""
 
     _loss_function: Callable[..., Any] | None = PrivateAttr(default=None)
 

@@ -61,7 +61,7 @@ class ObjectiveSettings(LossSettings):
     @model_validator(mode="after")
     def _settings_are_read(self) -> ObjectiveSettings:
         """Raise ValueError for a setting that the objective does not read."""
-        if self.objective in PREFERENCES and (self.loss or self.class_weights is not None):
+        if self.objective in PREFERENCES and (self.loss or self.class_weights not in (None, "auto")):
             name = "loss" if self.loss else "class_weights"
             raise ValueError(f"{name} is for objective sft: leave it out, or objective={self.objective}")
         reads = PREFERENCES[self.objective].reads if self.objective in PREFERENCES else ("label_smoothing",)

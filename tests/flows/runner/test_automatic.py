@@ -1,4 +1,5 @@
-"""`train.epochs: auto` and `train.learning_rate: auto`, from the plan to the published model's card, and when rows come."""
+"""`auto` of `train.epochs`, `train.learning_rate` and `train.class_weights`, from the plan to the published model's card, and
+when rows come."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from huggingface_hub import ModelCard
 import trnflow as tr
 from tests.helpers.command_line import DATA, InProcessShell, write_project
 
-AUTO = ("train.epochs=auto", "train.learning_rate=auto")
+AUTO = ("train.epochs=auto", "train.learning_rate=auto", "train.class_weights=auto")
 TINY = (
     "tracking.enabled=false", "train.devices=1", "train.global_batch=8", "model.config.num_hidden_layers=1",
     "model.config.hidden_size=32", "model.config.intermediate_size=64", "export.target=none", "run.rehearse_above_minutes=null",
@@ -30,14 +31,17 @@ def test_numbers_are_known_with_the_rows_and_stand_in_plan_config_card_and_key(
         return {stage["stage"]: stage["action"] for stage in stages}
 
     before = shell("plan", "mine.yaml", *ON, *TINY, *AUTO).stdout
-    assert "auto     train.epochs and train.learning_rate: not known before pack_chunks has run" in before
+    assert (
+        "auto     train.epochs, train.learning_rate, train.class_weights: not known before pack_chunks has run"
+        in before
+    )
     assert yaml.safe_load(shell("config", "mine.yaml", *ON, *TINY, *AUTO).stdout)["train"]["epochs"] == "auto"
     shell.json("run", "mine.yaml", *ON, *TINY, *AUTO, "--until", *DATA[:2])
     # 40 rows in batches of 8, and a model from nothing: at most 20 passes
     after = shell("plan", "mine.yaml", *ON, *TINY, *AUTO).stdout
-    assert "auto     train.epochs=20 train.learning_rate=0.001\n" in after
+    assert "auto     train.epochs=20 train.learning_rate=0.001 train.class_weights=balanced\n" in after
     assert shell.json("plan", "mine.yaml", *ON, *TINY, *AUTO)["auto"] == {
-        "train.epochs": 20, "train.learning_rate": 0.001,
+        "train.epochs": 20, "train.learning_rate": 0.001, "train.class_weights": "balanced",
     }  # fmt: skip
     shown = yaml.safe_load(shell("config", "mine.yaml", *ON, *TINY, *AUTO).stdout)["train"]
     assert (shown["epochs"], shown["learning_rate"]) == (20, 0.001)
@@ -49,7 +53,9 @@ def test_numbers_are_known_with_the_rows_and_stand_in_plan_config_card_and_key(
 
     assert actions(*AUTO)["train"] == "ran"
     assert {*actions(*AUTO).values()} == {"hit"}
-    assert {*actions("train.epochs=20", "train.learning_rate=0.001").values()} == {"hit"}
+    assert {*actions("train.epochs=20", "train.learning_rate=0.001", "train.class_weights=balanced").values()} == {
+        "hit"
+    }
     assert shell("get", "mine.yaml", "consolidate", "model", *ON, *TINY, *AUTO).returncode == 0
     card = ModelCard.load(shell.folder / "model" / "README.md").text
     assert "| epochs | 20 |" in card and "| learning\\_rate | 0.001 |" in card and "auto" not in card
