@@ -15,6 +15,7 @@ from trnflow.tasks.artifact import Input
 from trnflow.tasks.training.batches.sampler import Batch
 from trnflow.tasks.training.choose_engine import make_engine
 from trnflow.tasks.training.config import TrainConfig
+from trnflow.tasks.training.device_kinds import KINDS
 from trnflow.tasks.training.engine import Engine
 from trnflow.tasks.training.graph_registry import GraphRegistry
 from trnflow.tasks.training.model.build import build, logits_of
@@ -22,6 +23,7 @@ from trnflow.tasks.training.optim.optimizer import Scalars, scalars
 from trnflow.tasks.training.partition_specs import Mesh
 from trnflow.tasks.training.world import ALONE, World
 
+PHI = {**LLAMA, "model_type": "phi", "resid_pdrop": 0.0, "embd_pdrop": 0.0}
 COMMON: dict[str, Any] = {"engine": "native", "threads": 1, "global_batch": 8}
 
 
@@ -128,3 +130,19 @@ def test_an_update_follows_the_gradient_up_to_the_largest_norm(dtype: str, most:
     moved = torch.cat([(part.value - before[part.name]).flatten() for part in engine.slices(state=False)])
     assert found == pytest.approx(norm, rel=2e-2)
     assert float(moved.norm()) == pytest.approx(min(norm, most), rel=2e-2)
+
+
+@pytest.mark.parametrize("model", [LLAMA, PHI], ids=lambda model: model["model_type"])
+def test_training_and_evaluation_in_chunks_are_those_of_whole_logits(
+    model: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 8 positions each, of a head without and with a bias, which updates move."""
+    packed, found = packed_lm(tmp_path), list[list[list[float]]]()
+    batch, _ = first_rows(packed, 8)
+    for logits in (1 << 25, 1):
+        monkeypatch.setattr(KINDS["cpu"], "logits", logits)
+        engine = engine_of(packed, model)
+        handles = [engine.train(batch, at_rest(batch)._replace(lr=1e-2, t=step), seed=step) for step in (1, 2, 3)]
+        found.append(engine.fetch([*handles, engine.evaluate(batch)]))
+    whole, chunks = ([number for numbers in one for number in numbers] for one in found)
+    assert chunks == pytest.approx(whole, rel=1e-4) and whole[0] > whole[6]
