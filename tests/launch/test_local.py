@@ -95,13 +95,28 @@ def test_the_stages_own_error_comes_back_with_its_traceback(call_for, tmp_path):
     assert "stages.py" in caught.value.details and "Traceback" in caught.value.details
 
 
-@pytest.mark.parametrize(("how", "said"), [("bug", "ZeroDivisionError: division by zero"), ("not json", "TypeError")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("bug", "ZeroDivisionError: division by zero"),
+        ("not json", "TypeError"),
+        ("nan", "ValueError: Out of range float"),
+    ],
+)
 def test_an_unforeseen_exception_is_named_and_its_log_too(call_for, tmp_path, how, said):
     call = call_for(tmp_path, stages.fail, how)
     with pytest.raises(ProcessFailed, match=f"fail failed with {said}") as caught:
         run_call(call, lambda event: None)
     assert str(call.log) in caught.value.fix
     assert "Traceback" in caught.value.details
+
+
+def test_an_error_of_another_process_shows_no_secret_of_its_environment(call_for, tmp_path):
+    environ = {"TRNFLOW_TEST_FLAG": "hunter2-of-the-environment"}
+    call = call_for(tmp_path, stages.fail, "secret", environ=environ, secret=("TRNFLOW_TEST_FLAG",))
+    with pytest.raises(ProcessFailed, match=r"ValueError: no login with \*\*\*\.") as caught:
+        run_call(call, lambda event: None)
+    assert "Traceback" in caught.value.details and "hunter2" not in caught.value.details
 
 
 @both
