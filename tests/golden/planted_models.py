@@ -372,4 +372,7 @@ FAULTS = [
     Fault("memory: a trace's key has no number of labels", "tasks/training/memory/trace_process.py",
           '{**rows, "labels": len(rows["labels"] or ())}', '{**rows, "labels": None}',
           "training/memory/test_trace_key.py"),
+    Fault("config: dora is split", "tasks/training/config.py",
+          "if self.lora and self.lora.use_dora and self.tensor_parallel_size > 1:", "if False:",
+          "training/test_settings.py"),
 ]  # fmt: skip
