@@ -424,4 +424,8 @@ FAULTS = [
           "tracking/test_registry.py"),
     Fault("registry: an older series takes the alias", "tasks/tracking/registry.py",
           'return shown.get(CREATED, "") > str(event["created"])', "return False", "tracking/test_registry.py"),
+    Fault("store: an object store without conditional puts is taken", "tasks/store/store.py",
+          "        if not exclusive:", "        if False:", "store/test_store.py"),
+    Fault("store: what a run names stays in the trash", "tasks/store/store.py",
+          "self.restore(cast(list[RecordName], held))", "pass", "store/test_store.py"),
 ]  # fmt: skip

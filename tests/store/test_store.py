@@ -197,3 +197,12 @@ def test_a_run_brings_back_what_it_names_from_the_trash(store: Store, tmp_path: 
     store.write_run("r", {"recipe": "tiny", "outcome": "completed", "stages": stages})
     assert [store.backend.size(name) is not None for name in gone] == [True] * 3
     assert store.record("s", record["key"]) == record
+
+
+def test_an_object_store_that_replaces_what_it_should_create_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("memory://replaces", tmp_path / "home")
+    monkeypatch.setattr(store.backend, "create", lambda name, data: True)
+    with pytest.raises(StoreError, match="does not create files exclusively"):
+        store.prepare()
