@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import pytest
 from trnflow.flows.recipes.files import RecipeTree
 from trnflow.tasks.artifact import Meta, Source
 from trnflow.tasks.config import NOT_KEYED, Hook, StageConfig, hooks_in
+from trnflow.tasks.documents import KeyDocument
 from trnflow.tasks.errors import CodeError, ConfigError, DataError
 from trnflow.tasks.keys.allowed_files import permit_for
 from trnflow.tasks.keys.explain import difference
@@ -166,6 +168,38 @@ def test_the_code_of_a_hook_is_in_the_key_and_in_the_permit_of_the_stage_that_ca
     low.unlink()
     with pytest.raises(CodeError, match="was edited"):
         permit_for(described, document()["code"] | before["code"], [given], [], memo)
+
+
+@stage(kind="rows", role="rows")
+def loads(config: Config, out: Workdir, code: Source | None = None) -> Meta:
+    return {}
+
+
+def test_the_kernel_holds_own_code_but_what_makes_rows(project: Path) -> None:
+    """`data.make` reads what it likes: `data.version` tells its state."""
+    memo, held = Memo(project / "memo.db"), list[bool]()
+    for function, setting in ((calls, "format.make"), (loads, "data.make")):
+        given = code_source({setting: ("mine_of_hooks.formats:ticket", project / "conf")}, project, memo)
+        code = key_document(stage_of(function), Config(make="x:y"), {"code": given}, memo)["code"]
+        held.append(permit_for(stage_of(function), code, [given], [], memo).held)
+    assert held == [True, False]
+
+
+def test_the_libraries_of_own_code_and_the_files_that_it_names_are_in_the_key(project: Path) -> None:
+    memo, described, rates = Memo(project / "memo.db"), stage_of(calls), project / "rates.csv"
+    rates.write_text("a,1\n")
+    (project / "mine_of_hooks/low.py").write_text("import numpy\nLOW = open('rates.csv')\n")
+    files = {"conf/rates.csv": rates, "conf/other.csv": rates}
+
+    def document() -> KeyDocument:
+        hooks = {"format.make": ("mine_of_hooks.formats:ticket", project / "conf")}
+        return key_document(described, Config(), {"code": code_source(hooks, project, memo, files=files)}, memo)
+
+    before = document()
+    assert before["env"]["numpy"] == version("numpy")
+    assert [name for name in before["code"] if name.startswith("own.files: ")] == ["own.files: conf/rates.csv"]
+    rates.write_text("a,2\n")
+    assert [str(change) for change in difference(before, document())] == ["code of own.files: conf/rates.csv changed"]
 
 
 def test_own_code_may_run_beside_the_cache_of_compiled_kernels(

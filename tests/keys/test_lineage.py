@@ -105,7 +105,7 @@ def test_the_difference_of_two_runs_value_by_value() -> None:
     }
     stages = [
         {"stage": "load_data", "key": "k3", "artifact": "C", "metrics": {}},
-        {"stage": "train", "key": "k4", "artifact": "B", "metrics": {"loss": 0.25, "by_class": {"x": 1.0}}},
+        {"stage": "train", "key": "k4", "artifact": "B", "metrics": {"loss": 0.25, "by_class": {"x": 1.0}, "f1": 0.5}},
     ]
     after = run(resolved={"train": {"learning_rate": 3.0}}, stages=stages, host={"name": "g", "python": "3.11"})
     assert compare_runs(run(), after, (old, new)) == {
@@ -117,7 +117,10 @@ def test_the_difference_of_two_runs_value_by_value() -> None:
             {"name": "host.name", "before": "h", "after": "g", "stages": []},
         ],
         "artifacts": [{"stage": "load_data", "before": "A", "after": "C"}],
-        "metrics": [{"stage": "train", "name": "loss", "before": 0.5, "after": 0.25}],
+        "metrics": [
+            {"stage": "train", "name": "loss", "before": 0.5, "after": 0.25},
+            {"stage": "train", "name": "f1", "before": None, "after": 0.5},
+        ],
         "unknown": [],
     }
 

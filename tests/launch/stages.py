@@ -83,6 +83,10 @@ def fail(config: NapConfig, out: Workdir) -> Meta:
         return {"x": 1 / 0}
     if config.how == "not json":
         return {"x": object()}
+    if config.how == "nan":
+        return {"x": float("nan")}
+    if config.how == "secret":
+        raise ValueError(f"no login with {os.environ['TRNFLOW_TEST_FLAG']}")
     if config.how == "exit":
         os._exit(7)
     os.kill(os.getpid(), getattr(signal, config.how))

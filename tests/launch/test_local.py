@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -95,13 +96,28 @@ def test_the_stages_own_error_comes_back_with_its_traceback(call_for, tmp_path):
     assert "stages.py" in caught.value.details and "Traceback" in caught.value.details
 
 
-@pytest.mark.parametrize(("how", "said"), [("bug", "ZeroDivisionError: division by zero"), ("not json", "TypeError")])
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("bug", "ZeroDivisionError: division by zero"),
+        ("not json", "TypeError"),
+        ("nan", "ValueError: Out of range float"),
+    ],
+)
 def test_an_unforeseen_exception_is_named_and_its_log_too(call_for, tmp_path, how, said):
     call = call_for(tmp_path, stages.fail, how)
     with pytest.raises(ProcessFailed, match=f"fail failed with {said}") as caught:
         run_call(call, lambda event: None)
     assert str(call.log) in caught.value.fix
     assert "Traceback" in caught.value.details
+
+
+def test_an_error_of_another_process_shows_no_secret_of_its_environment(call_for, tmp_path):
+    environ = {"TRNFLOW_TEST_FLAG": "hunter2-of-the-environment"}
+    call = call_for(tmp_path, stages.fail, "secret", environ=environ, secret=("TRNFLOW_TEST_FLAG",))
+    with pytest.raises(ProcessFailed, match=r"ValueError: no login with \*\*\*\.") as caught:
+        run_call(call, lambda event: None)
+    assert "Traceback" in caught.value.details and "hunter2" not in caught.value.details
 
 
 @both
@@ -213,3 +229,22 @@ def test_a_killed_guard_takes_the_worker_with_it(call_for, tmp_path):
     thread.join()
     assert isinstance(caught[0], ProcessFailed) and "guard" in caught[0].message
     assert gone(pids)
+
+
+@pytest.mark.parametrize(
+    ("free", "status", "held", "error", "said"),
+    [
+        (1 << 30, None, 0, ProcessFailed, "the guard of empty was killed"),
+        (1 << 30, 7, 0, ProcessFailed, r"died without a word \(exit code 7\)"),
+        (1 << 30, -9, 5 << 30, MachineError, "signal SIGKILL; so the kernel ends processes where no memory is left"),
+        (1 << 30, -9, 9 << 30, MachineError, "empty took 9 GiB of memory, more than the 8 GiB it may take"),
+        (1 << 15, 7, 0, OSError, "No space left on device"),  # nothing could be written of the stage's own error
+    ],
+)
+def test_why_a_process_left_no_result(call_for, tmp_path, monkeypatch, free, status, held, error, said):
+    guarded = local.Guarded(call_for(tmp_path, stages.empty, memory_gib=8.0))
+    guarded._status, guarded._held = status, held
+    guarded._memory = 8 << 30
+    monkeypatch.setattr(os, "statvfs", lambda place: SimpleNamespace(f_bavail=free // 4096, f_frsize=4096))
+    with pytest.raises(error, match=said):
+        guarded.result()

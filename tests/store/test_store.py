@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from tests.helpers.stores import new_store, record_of
+from tests.helpers.stores import new_store, record_of, recorded
 from tests.store.conftest import on_s3_too
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import BlobLost, StoreError
 from trnflow.tasks.store import Store
-from trnflow.tasks.store.layout import blob_name
+from trnflow.tasks.store.garbage.trash import into_trash
+from trnflow.tasks.store.layout import blob_name, record_name
 
 
 def folder_of(tmp_path: Path, files: dict[str, bytes]) -> Path:
@@ -179,3 +180,29 @@ def test_what_a_killed_writer_left_has_no_name(tmp_path: Path) -> None:
         (tmp_path / "store/records/s").mkdir(parents=True, exist_ok=True)
         (tmp_path / "store/records/s" / name).write_text("half")
     assert store.backend.names("records") == ["records/s/whole.json"]
+
+
+def test_a_run_brings_back_what_it_names_from_the_trash(store: Store, tmp_path: Path) -> None:
+    """A collection may move a result just before a run that used it is written down."""
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made/x").write_bytes(b"x")
+    artifact = store.ingest(tmp_path / "made", "texts", {})
+    record = record_of(artifact.digest)
+    store.publish(record)
+    place = record_name("s", record["key"])
+    gone = [place, *(blob_name(digest) for digest in (artifact.digest, artifact.files[0].digest))]
+    for name in gone:
+        store.backend.move(name, into_trash(name, 1.0))
+    stages = [recorded("s", record["key"], artifact.digest)]
+    store.write_run("r", {"recipe": "tiny", "outcome": "completed", "stages": stages})
+    assert [store.backend.size(name) is not None for name in gone] == [True] * 3
+    assert store.record("s", record["key"]) == record
+
+
+def test_an_object_store_that_replaces_what_it_should_create_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store("memory://replaces", tmp_path / "home")
+    monkeypatch.setattr(store.backend, "create", lambda name, data: True)
+    with pytest.raises(StoreError, match="does not create files exclusively"):
+        store.prepare()

@@ -17,7 +17,7 @@ from tests.helpers.small_models import workdir
 from tests.training.run_stage import files_of, run_stage
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm
 from trnflow.tasks.artifact import Artifact
-from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.consolidate import ConsolidateConfig, _grouped, consolidate
 from trnflow.tasks.errors import ModelError
 from trnflow.tasks.stage import read_json, stage_of, write_json
 from trnflow.tasks.training.shared_types import PARAMETER
@@ -50,6 +50,7 @@ def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     assert {name: file for file in tensors for name in tensors[file]} == index["weight_map"]
     sizes = [[tensor.nbytes for tensor in group.values()] for group in tensors.values()]
     assert all(sum(group) <= 10_000 or len(group) == 1 for group in sizes), sizes
+    assert index["metadata"]["total_size"] == sum(map(sum, sizes))
     model = AutoModelForCausalLM.from_pretrained(found.path)
     assert model.dtype == torch.bfloat16 and model.lm_head.weight is model.model.embed_tokens.weight
     assert all(torch.equal(value, parameters[name].bfloat16()) for name, value in model.named_parameters())
@@ -128,10 +129,23 @@ def test_weights_that_overflow_in_the_forward_pass_are_refused(tmp_path) -> None
         consolidate(ConsolidateConfig(), shards, NOTHING, out=workdir(tmp_path / "out"))
 
 
-@pytest.mark.parametrize(("size", "fine"), [("5GB", True), ("1.5 MiB", True), ("5", False), ("huge", False)])
-def test_sizes(size: str, fine: bool) -> None:
-    if fine:
-        assert ConsolidateConfig(max_shard_size=size).max_shard_size == size
+@pytest.mark.parametrize(
+    ("size", "count"),
+    [
+        ("5GB", 5 * 10**9),
+        ("1.5 MiB", 3 * 2**19),
+        ("2gib", 2**31),
+        ("10kb", 10_000),
+        ("7 KiB", 7168),
+        ("5", 0),
+        ("huge", 0),
+    ],
+)
+def test_sizes(size: str, count: int) -> None:
+    if count:
+        config = ConsolidateConfig(max_shard_size=size)
+        assert config.max_shard_size == size
+        assert [len(_grouped({"a": 1, "b": (count - more) // 4}, config, "float32")) for more in (4, 0)] == [1, 2]
     else:
         with pytest.raises(ValidationError, match="write a size such as 5GB"):
             ConsolidateConfig(max_shard_size=size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,8 @@ from tests.training.toys import BERT, LLAMA, scratch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.compute_reference import reference_inputs, reference_settings
 from trnflow.tasks.config import NOT_KEYED
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.precompile import precompile
 from trnflow.tasks.stage import stage_of
 from trnflow.tasks.train import TrainConfig, train
 from trnflow.tasks.training.checkpoint.result import published_settings
@@ -92,3 +95,54 @@ def test_rows_are_rounded_to_what_both_the_layout_and_the_device_take() -> None:
 def test_a_model_of_another_architecture_has_another_reference() -> None:
     keyed = [reference_inputs(TrainConfig(), {"model": scratch(**model), "packed": PACKED}) for model in (BERT, LLAMA)]
     assert keyed[0] != keyed[1]
+
+
+def keys_of(function: Any, config: Any, *givens: dict[str, Any]) -> list[str]:
+    return [json.dumps(stage_of(function).inputs(config, given), sort_keys=True) for given in givens]
+
+
+def test_train_is_keyed_by_rows_weights_start_and_reference_and_not_by_the_tokenizer() -> None:
+    model, other = scratch(**LLAMA), Artifact("sha256:q", "packed", {}, ())
+    given = {"model": model, "packed": PACKED}
+
+    def with_identity(**changed: Any) -> dict[str, Any]:
+        return {**given, "model": replace(model, identity={**model.identity, **changed})}
+
+    plain, tokenizer, *others = keys_of(
+        train, TrainConfig(), given, with_identity(tokenizer={"files": {"a": "b"}}),
+        with_identity(weights={"files": {"a": "b"}}), {**given, "packed": other}, {**given, "warm_start": other},
+        {**given, "reference": other}, {**given, "reference": PACKED}, {**given, "rows": other}, {**given, "texts": other},
+    )  # fmt: skip
+    assert plain == tokenizer and len({plain, *others}) == 8
+
+
+def test_graphs_are_keyed_by_shapes_and_with_auto_by_the_memory_of_a_device() -> None:
+    shapes = {
+        "task": "causal_lm",
+        "lengths": [64],
+        "vocab_size": 100,
+        "pad_id": 0,
+        "bos_id": 1,
+        "eos_id": 2,
+        "labels": None,
+    }
+    changes: list[dict[str, Any]] = [
+        {}, {"lengths": [32, 64]}, {"vocab_size": 101}, {"pad_id": 3}, {"eos_id": 3}, {"new_tokens": [99]}, {"labels": ["a"]},
+    ]  # fmt: skip
+    givens = [{"model": scratch(**LLAMA), "packed": Artifact("", "packed", {**shapes, **one}, ())} for one in changes]
+    assert len({*keys_of(precompile, TrainConfig(), *givens)}) == len(changes)
+    accel = stage_of(precompile).accel
+    auto, plain = (
+        [accel(TrainConfig(engine="native", device_memory_gib=gib, micro_batch=size)) for gib in (8, 16)]
+        for size in ("auto", None)
+    )
+    assert [one["memory_gib"] for one in auto] == [8, 16] and plain[0] == plain[1]
+
+
+def test_a_published_model_is_keyed_by_what_training_began_with() -> None:
+    model, shards = scratch(**LLAMA), Artifact("sha256:s", "checkpoint", {"task": "causal_lm", "settings": {}}, ())
+    starts = [Artifact(f"sha256:{letter}", "model", {}, ()) for letter in "ab"]
+    weights = replace(model, identity={**model.identity, "weights": {"files": {"a": "b"}}})
+    givens = [{"shards": shards, "model": one} for one in (model, weights)]
+    givens += [{**givens[0], "warm_start": start} for start in starts]
+    assert len({*keys_of(consolidate, ConsolidateConfig(), *givens)}) == 4

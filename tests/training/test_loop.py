@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import signal
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,12 +13,14 @@ import pytest
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import Interrupted, NonFiniteLoss
-from trnflow.tasks.training import fit
+from trnflow.tasks.kinds.registry import kind_of
+from trnflow.tasks.training import fit, loop
 from trnflow.tasks.training.batches.sampler import BatchAddress
 from trnflow.tasks.training.config import TrainConfig
-from trnflow.tasks.training.loop import Run, TrainingState
+from trnflow.tasks.training.loop import Run, TrainingState, stop_signals
+from trnflow.tasks.training.meter import Meters
 from trnflow.tasks.training.optim.learning_rate import learning_rate
-from trnflow.tasks.training.selection import Best
+from trnflow.tasks.training.selection import Best, Chosen
 from trnflow.tasks.training.shared_types import AVERAGE, PARAMETER
 from trnflow.tasks.training.world import ALONE
 
@@ -146,3 +149,52 @@ def test_the_best_evaluation_s_weights_are_those_that_were_evaluated(
     run.progress = TrainingState(step=10, best=Best(5, {"eval_loss": 1.0}))
     fit._write_weights(run)
     assert read == [kept]
+
+
+def test_an_evaluation_is_of_all_rows_of_all_batches() -> None:
+    """Two batches of 4 and 2 rows, of which 3 and 1 are right; a padded row counts nowhere."""
+    told: list[dict[str, float]] = []
+    run = run_of(
+        engine=fetching((2.0, 3.0), (1.0, 1.0)), meters=Meters(), reads_rows=False, of_pairs=(),
+        built=SimpleNamespace(kind=kind_of("classification")), chosen=Chosen("eval_loss", True),
+        validation_batches=lambda: [SimpleNamespace(supervised=count) for count in (4, 2)],
+        out=SimpleNamespace(metrics=lambda step, **values: told.append(values)),
+    )  # fmt: skip
+    run.progress.step = 7
+    assert run.evaluate() == {"eval_loss": 0.5, "eval_accuracy": 4 / 6} == told[0]
+    assert run.progress.evaluated == 7 and run.progress.curves == [{"step": 7, **told[0]}]
+
+
+@pytest.mark.parametrize(("seconds", "counted"), [(0.0, 1), (3.0, 0)])
+def test_a_step_that_compiles_is_in_no_rate(seconds: float, counted: int) -> None:
+    registry, meters = SimpleNamespace(compile_seconds=1.0), Meters()
+
+    def train(batch: Any, at: Any, seed: int) -> None:
+        registry.compile_seconds += seconds
+
+    batch = SimpleNamespace(
+        supervised=4, samples=4, real=30, segment_ids=np.ones((4, 8), np.int32), targets=np.ones((4, 8), np.int32),
+        by_row=False, length=8, input_ids=np.ones((4, 8), np.int32),
+    )  # fmt: skip
+    run = run_of(
+        registry=registry, meters=meters, engine=SimpleNamespace(train=train), cost=SimpleNamespace(), passes=3.0,
+        built=SimpleNamespace(class_weights=None, causal=True), out=SimpleNamespace(progress=lambda *_, **__: None),
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loop, "flops_per_batch", lambda cost, batch, causal: 10)
+        run.step(iter([batch]))
+    assert (meters.whole.steps, run.progress.step) == (counted, 1)
+
+
+def test_only_a_second_ctrl_c_ends_training_before_it_has_saved() -> None:
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    try:
+        with stop_signals() as caught:
+            for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGINT):
+                signal.raise_signal(number)
+            assert caught == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT]
+            with pytest.raises(Interrupted, match="stopped twice, and did not save"):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        for number, handler in zip((signal.SIGTERM, signal.SIGINT), before, strict=True):
+            signal.signal(number, handler)

@@ -13,14 +13,13 @@ from tests.training.run_stage import files_of, run_stage, traced_and_trained
 from tests.training.toys import BERT, LLAMA, packed_classes, packed_lm, scratch
 from trnflow.tasks.artifact import Artifact, Input, Source
 from trnflow.tasks.errors import MachineError, ModelError
-from trnflow.tasks.keys.hash_cache import Memo
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.stage import Workdir, read_json, stage_of
 from trnflow.tasks.train import TrainConfig, train
 from trnflow.tasks.training.memory.device_fit import fit_to_device
 from trnflow.tasks.training.memory.estimate import GIB, Memory, check_memory
 from trnflow.tasks.training.memory.micro_batch import candidates, largest_fitting
-from trnflow.tasks.training.memory.trace_process import _trace, trace_in_process, trace_key
+from trnflow.tasks.training.memory.trace_process import _trace, trace_in_process
 from trnflow.tasks.training.memory.traced_memory import Untraceable, trace_memory
 from trnflow.tasks.training.model.build import build
 
@@ -313,17 +312,3 @@ def test_a_model_whose_code_needs_values_is_not_guessed(monkeypatch: pytest.Monk
     assert _trace(config, scratch(**LLAMA), row_meta(64), None) == (0, None, caught.value.message)
     packed = packed_lm(tmp_path / "packed", rows=8)
     assert fit_to_device(config, scratch(**LLAMA), packed, quiet(tmp_path)) == (config, None)
-
-
-def test_a_figure_is_kept_under_what_it_depends_on(tmp_path: Path) -> None:
-    memo, config = Memo(tmp_path / "memo.db"), TrainConfig(**DEVICES)
-    model, meta = scratch(**LLAMA), row_meta(64)
-
-    def key(config: TrainConfig = config, rows: dict[str, Any] = meta, limit: int = 1, **fields: Any) -> str:
-        return trace_key(config.model_copy(update=fields), scratch(**{**LLAMA}), rows, limit, memo)
-
-    same = key()
-    assert same == key(learning_rate=1.0) == key(limit=2) == key(epochs=9) == trace_key(config, model, meta, 1, memo)
-    others = [key(rows=row_meta(32)), key(remat=True), key(keep_best=True), key(dtype="bfloat16"), key(global_batch=16)]
-    assert len({same, *others}) == 6
-    assert key(micro_batch="auto", limit=1) != key(micro_batch="auto", limit=2)

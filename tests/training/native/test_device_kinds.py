@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,11 @@ from tests.training.toys import LLAMA, packed_lm, scratch
 from trnflow.tasks.artifact import Input, Meta, Source
 from trnflow.tasks.errors import MissingDependency, ModelError
 from trnflow.tasks.stage import Workdir, stage
+from trnflow.tasks.system.gpus import Gpu, Usable
 from trnflow.tasks.train import TrainConfig, ranks
 from trnflow.tasks.train import environ as train_environ
-from trnflow.tasks.training.devices import check_device, check_torch_neuron
+from trnflow.tasks.training import devices
+from trnflow.tasks.training.devices import check_device, check_gpu, check_torch_neuron, known_memory
 
 CONFIG: dict[str, Any] = {"engine": "native", "global_batch": 8, "max_steps": 5, "log_every": 1, "learning_rate": 1e-2}
 
@@ -70,3 +73,49 @@ def test_a_device_that_torch_lacks_is_named() -> None:
     if not torch.cuda.is_available():
         with pytest.raises(ModelError, match="train.device is cuda, and torch finds no GPU here"):
             check_device(TrainConfig(**CONFIG, device="cuda"))
+
+
+@pytest.mark.parametrize(("capability", "narrow"), [((7, 5), False), ((8, 0), True), ((9, 0), True)])
+def test_a_gpu_before_ampere_is_refused_for_bfloat16_alone(
+    capability: tuple[int, int], narrow: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch would emulate bfloat16 on a T4, slowly and without a word."""
+    for name, value in {"is_available": True, "device_count": 1, "get_device_capability": capability}.items():
+        monkeypatch.setattr(torch.cuda, name, lambda value=value: value)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA T4")
+    for dtype, fits in (("bfloat16", narrow), ("float16", True), ("float32", True)):
+        config = TrainConfig(engine="native", device="cuda", dtype=dtype)
+        if fits:
+            check_device(config)
+        else:
+            with pytest.raises(ModelError, match="train.dtype is bfloat16, in which NVIDIA T4 does not compute"):
+                check_device(config)
+    with pytest.raises(ModelError, match="train.devices is 2, and torch finds 1 GPUs here"):
+        check_device(TrainConfig(engine="native", device="cuda", devices=2, global_batch=2))
+
+
+def test_a_rank_on_the_processor_has_its_share_of_the_machine_s_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "machine_memory", lambda: 64 << 30)
+    config = TrainConfig(engine="native", devices=4, global_batch=4)
+    assert known_memory(config) == 16 << 30
+    assert known_memory(config.model_copy(update={"device_memory_gib": 1.5})) == 3 << 29
+    assert known_memory(config.model_copy(update={"device": "cuda"})) is None
+
+
+def test_gpus_are_those_that_a_stage_s_process_will_see(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`launch.environment` wins over this process's variables."""
+    card = Gpu("NVIDIA T4", "GPU-1", 16 << 30, (7, 5))
+
+    def usable(environ: Mapping[str, str]) -> Usable:
+        shown = environ.get("CUDA_VISIBLE_DEVICES", "0,1,2").split(",")
+        return Usable((card,) * len(shown), "") if shown != [""] else Usable(why="CUDA_VISIBLE_DEVICES= hides 3 x T4")
+
+    monkeypatch.setattr(devices, "usable_gpus", usable)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    check_gpu({}, devices=2)
+    with pytest.raises(ModelError, match="train.devices is 3, and there are 2 GPUs here"):
+        check_gpu({}, devices=3)
+    with pytest.raises(ModelError, match="train.devices is 2, and there are 1 GPUs here"):
+        check_gpu({"CUDA_VISIBLE_DEVICES": "1"}, devices=2)
+    with pytest.raises(ModelError, match="evaluate.device is cuda, and CUDA_VISIBLE_DEVICES= hides 3 x T4"):
+        check_gpu({"CUDA_VISIBLE_DEVICES": ""}, "evaluate")
