@@ -65,7 +65,7 @@ def given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     for name in ("call_own", "called_twice"):
         monkeypatch.setattr(own_judges, name, call)
-    frozen = Input(tmp_path / "frozen", "frozen", {}, "sha256:frozen")
+    frozen: Input = Input(tmp_path / "frozen", "frozen", {}, "sha256:frozen")
     return {"frozen": frozen, "code": Source("code", {"env": {}}, place)}
 
 

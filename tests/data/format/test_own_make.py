@@ -31,7 +31,9 @@ def test_a_row_without_an_answer_is_left_out_before_the_function_is_called() -> 
         return {"text": f"Q: {row['body']} "}
 
     make = OWN_MAKERS["instruction"](config, meta, own)
-    rows = [{"body": body, "response": response} for body, response in (("a", "yes"), ("b", " "), ("c", None))]
+    rows: list[dict[str, Any]] = [
+        {"body": body, "response": response} for body, response in (("a", "yes"), ("b", " "), ("c", None))
+    ]
     made = [make(row, "row") for row in rows]
     assert [row and "".join(part["text"] for part in row["parts"]) for row in made] == ["Q: a yes", None, None]
     assert asked == ["a"]
