@@ -52,7 +52,8 @@ def test_numbers_of_two_texts_lie_on_the_line_through_those_of_train() -> None:
 
 def test_large_rows_have_no_baseline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pq.write_table(pa.table({"text": ["x" * 2000], "label": [0]}), tmp_path / "train.parquet")
-    texts, packed = Input(tmp_path, "texts", {}, ""), Input(tmp_path, "packed", {"rows": {"train": {"16": 1}}}, "")
+    texts: Input = Input(tmp_path, "texts", {}, "")
+    packed: Input = Input(tmp_path, "packed", {"rows": {"train": {"16": 1}}}, "")
     assert Examples(texts, packed, "test")
     monkeypatch.setattr(examples, "BYTES", 1000)
     with pytest.raises(LeftOut, match="the rows have 0 MB, more than 0"):
