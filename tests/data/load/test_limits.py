@@ -10,7 +10,7 @@ from tests.data.load.rows import PACKS, failure, write
 from tests.helpers.data_stages import table
 from trnflow.tasks.data.load.row_sizes import BATCH, BATCH_BYTES
 from trnflow.tasks.data.load.streams import MOST_CELLS, grouped
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.errors import DataError, MachineError
 
 BOMB = b"text\n" + (b"0" * 999 + b"\n") * 4_000
 """4 MB."""
@@ -58,6 +58,13 @@ def test_the_longest_row_is_named(bench, tmp_path):
     path = write(tmp_path / "a.csv", {"text": ["a", "b" * 120_000, "c"]})
     bench.rows(source=str(path), text="text")
     assert {"info": "longest row: split train, a.csv row 2, 0.12 MB"} in bench.said
+
+
+def test_rows_are_not_copied_to_a_disk_that_is_full(bench, tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", {"text": ["a", "b"]})
+    monkeypatch.setattr("trnflow.tasks.system.disk.KEPT_FREE", 1 << 60)
+    with pytest.raises(MachineError, match="is almost full"):
+        bench.rows(source=str(path), text="text")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
