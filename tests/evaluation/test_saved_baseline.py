@@ -37,7 +37,9 @@ def test_a_passage_that_is_asked_for_twice_is_one_document_of_bm25() -> None:
     passages_asked = ["red fox", "red fox", "red red cat dog"]
     rows: Any = SimpleNamespace(evaluated=[{"text": "fox", PAIR: passage} for passage in passages_asked])
     score = np.log(2) / 2.125
-    np.testing.assert_allclose(passages(rows).arrays["values"].ravel(), [score, score, 0], rtol=1e-6)
+    found = passages(rows)
+    np.testing.assert_allclose(found.arrays["values"].ravel(), [score, score, 0], rtol=1e-6)
+    assert found.orders, "a score of BM25 is no relevance"
 
 
 def test_numbers_of_two_texts_lie_on_the_line_through_those_of_train() -> None:
