@@ -164,3 +164,10 @@ def test_pairs_of_classes_are_confused_where_a_prediction_is_wrong() -> None:
         {"label": "a", "predicted": "b", "count": 2, "share": 2 / 3, "rows": [{"row": 4}, {"row": 5}]},
         {"label": "c", "predicted": "a", "count": 1, "share": 1.0, "rows": [{"row": 1}]},
     ]
+
+
+def test_less_is_better_of_losses_and_of_what_nobody_knows() -> None:
+    less = {
+        name: scores.is_less_better(name) for name in ("eval_loss", "perplexity", "mine", "eval_accuracy", "span_f1")
+    }
+    assert less == {"eval_loss": True, "perplexity": True, "mine": True, "eval_accuracy": False, "span_f1": False}

@@ -83,8 +83,8 @@ def test_labels_may_hold_what_stands_between_other_labels() -> None:
 
 
 def test_labels_are_columns_of_0_and_1() -> None:
-    rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}]
-    assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1]])
+    rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}, {"a": "False", "b": False}]
+    assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1], [0, 0]])
     with pytest.raises(DataError, match="row 1: b is 2, not 0 or 1"):
         targets([{"a": 0, "b": 2}], task="multi_label", target=["a", "b"])
 
@@ -141,6 +141,7 @@ def test_few_rows_of_long_tails_are_no_other_scale(seed: int) -> None:
         (["a", "a"], {"task": "multi_label"}, "the rows of train have 1 labels in label"),
         (["a,b", "b, a"], {"task": "multi_label"}, "all rows of train have the same labels in label, a, b"),
         ([1, float("nan")], {"task": "regression"}, "train row 2: label is nan, no finite number"),
+        ([1, "-inf"], {"task": "regression"}, "train row 2: label is '-inf', no finite number"),
         ([1, None], {"task": "regression"}, "train row 2: label is missing"),
         ([1, "good"], {"task": "regression"}, "train row 2: label is 'good', no finite number"),
         ([1, True], {"task": "regression"}, "train row 2: label is True, no finite number"),
