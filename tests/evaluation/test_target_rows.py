@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 
 from tests.helpers import small_models
@@ -19,6 +20,7 @@ from trnflow.tasks.evaluation.evaluated_rows import EvaluatedRows
 from trnflow.tasks.evaluation.models import load_model
 from trnflow.tasks.evaluation.report_outputs import report_outputs
 from trnflow.tasks.evaluation.row_outputs import plain_inputs, row_outputs
+from trnflow.tasks.kinds.regression import Regression
 from trnflow.tasks.kinds.targets import Outputs
 from trnflow.tasks.training.batches.sampler import Split
 
@@ -41,7 +43,8 @@ def test_the_second_of_two_texts_has_types_of_its_own() -> None:
     assert given == {"input_ids": [[5, 6, 7, 0]], "attention_mask": [[1, 1, 1, 0]], "token_type_ids": [[0, 0, 1, 0]]}
 
 
-def test_the_rows_that_are_missed_by_most_are_shown(tmp_path: Path) -> None:
+def test_the_rows_that_are_missed_by_most_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Regression, "draw", lambda *given: None)  # matplotlib takes a second
     packed = small_models.packed_rows(tmp_path / "packed", "classification", {"test": {16: [[([5, 6], 0)]] * 3}})
     np.save(segments_file(packed.path, "test", 16), [[row, 2] for row in (2, 0, 1)])
     packed.meta.update(task="regression", labels=["score"])

@@ -200,3 +200,11 @@ def test_the_task_s_own_metrics_may_promote_and_those_at_half_may_not() -> None:
 )
 def test_an_empty_set_in_a_cell_is_an_empty_list_and_an_object_is_none(text: str, wanted: list[str] | None) -> None:
     assert any_list(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("decision", "labels"), [({"threshold": 0.25}, ["a", "b"]), ({}, ["a"]), ({"threshold": 0.75}, [])]
+)
+def test_a_text_has_the_labels_that_reach_the_threshold(decision: dict[str, float], labels: list[str]) -> None:
+    answer = FORMATS["multi_label"].answer([0.5, 0.25, 0.125], ["a", "b", "c"], decision)
+    assert answer == {"labels": labels, "probabilities": {"a": 0.5, "b": 0.25, "c": 0.125}}
