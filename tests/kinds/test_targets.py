@@ -208,3 +208,9 @@ def test_an_empty_set_in_a_cell_is_an_empty_list_and_an_object_is_none(text: str
 def test_a_text_has_the_labels_that_reach_the_threshold(decision: dict[str, float], labels: list[str]) -> None:
     answer = FORMATS["multi_label"].answer([0.5, 0.25, 0.125], ["a", "b", "c"], decision)
     assert answer == {"labels": labels, "probabilities": {"a": 0.5, "b": 0.25, "c": 0.125}}
+
+
+def test_a_new_head_says_how_many_rows_have_a_label() -> None:
+    """Half a row is added to both sides: a label of no row has finite odds, too."""
+    found = FORMATS["multi_label"].first_outputs(lambda: np.array([3 / 8, 0.0, 1.0]), 8)
+    np.testing.assert_allclose(found, np.log([3.5 / 5.5, 0.5 / 8.5, 8.5 / 0.5]))

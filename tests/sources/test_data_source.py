@@ -54,6 +54,7 @@ def chosen(names: list[str], source: str = "folder", **wanted) -> dict[str, list
 
 def test_choice_of_files():
     assert chosen(["a.parquet", "LICENSE.txt", "info.json"]) == {"train": ["a.parquet"]}
+    assert chosen(["a.json", "dataset_info.json", "state.json"]) == {"train": ["a.json"]}
     assert chosen(["test.csv", "train.csv", "README.md"]) == {"train": ["train.csv"], "test": ["test.csv"]}
     assert chosen(["my_test.csv"], source="data/my_test.csv") == {"train": ["my_test.csv"]}
     both = ["train.csv", "train.parquet"]
