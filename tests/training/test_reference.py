@@ -34,4 +34,4 @@ def test_each_chunk_has_its_own_log_probabilities(tmp_path: Path, monkeypatch: p
         assert meta == {"task": "preference", "splits": {"train": CHUNKS}}
         found.append(np.load(out.path / f"train/{LENGTH}.npy"))
     assert found[0].shape == (CHUNKS, 2) and (found[0] < 0).all()
-    np.testing.assert_allclose(*found, rtol=1e-5)
+    np.testing.assert_allclose(found[0], found[1], rtol=1e-5)
