@@ -34,7 +34,7 @@ def test_predictions_come_back_with_all_their_digits(tmp_path: Path) -> None:
 def test_the_texts_and_the_files_of_the_harness_are_in_the_key() -> None:
     def keyed(texts: str, files: dict[str, str] | None) -> object:
         artifacts = {
-            name: Artifact(f"sha256:{name}", name, {"task": "causal_lm"}, ()) for name in ("packed", "weights")
+            name: Artifact(f"sha256:{name}", name, {"task": "classification"}, ()) for name in ("packed", "weights")
         }
         harness = {"harness": Source("harness", {"files": files})} if files else {}
         given: dict[str, Artifact | Source] = {**artifacts, "texts": Artifact(texts, "texts", {}, ()), **harness}

@@ -367,8 +367,6 @@ FAULTS = [
           "sorted_arrays = dict(arrays)", "evaluation/test_seen_rows.py"),
     Fault("evaluation: own metrics read columns of the wrong rows", "tasks/evaluation/own_metrics.py",
           "[order[first]].astype(np.int64)", "[order].astype(np.int64)", "evaluation/test_seen_rows.py"),
-    Fault("keys: the harness's files are in no key of the evaluation", "tasks/evaluate_model.py",
-          '{"harness": harness.identity} if harness else {}', "{}", "evaluation/test_keys.py"),
     Fault("reference: attention is in no key", "tasks/compute_reference.py",
           '"attention": config.attention, ', "", "training/test_keys.py"),
     Fault("kinds: a reranker's first place is that of equal values, too", "tasks/kinds/reranker.py",

@@ -64,11 +64,10 @@ def test_vectors_are_pooled_and_other_programs_are_told_how(pooling: str, normal
 
 
 def test_rewards_of_marked_answers_count_as_they_are_marked() -> None:
-    found = MarkedRewards(
-        *map(np.array, ([2.0, -1.0, 1.0], [1.0, 0.0, 0.0], [-1.0, -4.0, -2.0], [-3.0, 1.0, -4.0], [1.0] * 3))
-    )
+    reward, good, likelihood = [2.0, -1.0, 1.0, -3.0], [1.0, 0.0, 0.0, 0.0], [-1.0, -4.0, -2.0, -3.0]
+    found = MarkedRewards(*map(np.array, (reward, good, likelihood, [-3.0, 1.0, -4.0, 0.0], [1.0] * 4)))
     values: Any = values_of("unpaired_preference", found)
-    assert values["reward_accuracy"] == pytest.approx(2 / 3) and values["kl"] == 0
-    assert values["reward_margin"] == 2 and values["likelihood_margin"] == 2
-    assert values_of("unpaired_preference", found._replace(gain=np.array([3.0, 1.0, -1.0])))["kl"] == 1
+    assert (values["reward_accuracy"], values["kl"]) == (3 / 4, 0)
+    assert values["reward_margin"] == 3 and values["likelihood_margin"] == 2
+    assert values_of("unpaired_preference", found._replace(gain=np.array([3.0, 1.0, -1.0, 1.0])))["kl"] == 1
     assert [found.verdict(at) for at in (0, 2)] == [("desirable", "undesirable"), ("undesirable", "desirable")]
