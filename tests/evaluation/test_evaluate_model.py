@@ -12,6 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -338,6 +340,16 @@ def test_prompts_are_rows_with_something_to_complete(tmp_path: Path) -> None:
     assert [prompt.answer for prompt in found] == ["answer is cat", "sat", " some words are given"]
     assert found[2].text == "a plain text of one part, of which"
     assert len(prompts(file, 1)) == 1 and prompts(file, 0) == []
+
+
+def test_an_answer_is_that_of_its_turn_and_none_that_is_undesirable(tmp_path: Path) -> None:
+    def turn(asked: str, answer: str) -> list[Meta]:
+        return [{"text": asked, "train": False, "ends_prompt": True}, {"text": answer, "train": True}]
+
+    rows = [[*turn("one? ", "yes"), *turn("two? ", "also")], turn("three? ", "never"), turn("four? ", "no")]
+    pq.write_table(pa.table({"parts": rows, "label": [1, 0, 1]}), tmp_path / "a.parquet")
+    found = [(prompt.text, prompt.answer, prompt.row) for prompt in prompts(tmp_path / "a.parquet", 5)]
+    assert found == [("one? ", "yes", 1), ("four? ", "no", 3)]
 
 
 def test_a_long_prompt_keeps_its_beginning_mark_and_its_end() -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trnflow.tasks.evaluate_model import EvaluateConfig
+from trnflow.tasks.artifact import Artifact, Source
+from trnflow.tasks.evaluate_model import EvaluateConfig, evaluate_inputs
 from trnflow.tasks.evaluation import config as evaluation
 from trnflow.tasks.evaluation.columns import ClassPredictions, load_columns, save_columns
 from trnflow.tasks.evaluation.config import PredictConfig
@@ -28,6 +29,24 @@ def test_predictions_come_back_with_all_their_digits(tmp_path: Path) -> None:
     save_columns(given, tmp_path)
     for name, value in load_columns(ClassPredictions, tmp_path)._asdict().items():
         assert value.dtype == getattr(given, name).dtype and (value == getattr(given, name)).all(), name
+
+
+def test_the_texts_and_the_files_of_the_harness_are_in_the_key() -> None:
+    def keyed(texts: str, files: dict[str, str] | None) -> object:
+        artifacts = {
+            name: Artifact(f"sha256:{name}", name, {"task": "classification"}, ()) for name in ("packed", "weights")
+        }
+        harness = {"harness": Source("harness", {"files": files})} if files else {}
+        given: dict[str, Artifact | Source] = {**artifacts, "texts": Artifact(texts, "texts", {}, ()), **harness}
+        return evaluate_inputs(EvaluateConfig(), given)
+
+    keys = [
+        keyed("sha256:a", None),
+        keyed("sha256:b", None),
+        keyed("sha256:a", {"t": "1"}),
+        keyed("sha256:a", {"t": "2"}),
+    ]
+    assert all(keys.count(key) == 1 for key in keys)
 
 
 @pytest.mark.parametrize(("own", "device"), [("cuda", "cuda"), (None, "cpu")])

@@ -40,8 +40,8 @@ def evaluate(bench: Bench, texts: Input, packed: Input, weights: Input, **config
     exported = Input(bench.root, "exported", NOT_EXPORTED, "sha256:none")
     out = bench.workdir()
     inputs = {"texts": texts, "packed": packed, "weights": weights, "exported": exported}
-    run_whole(evaluate_model, EvaluateConfig(**config), inputs, out)
-    return out.path, json.loads((out.path / "report.json").read_text())
+    shown = run_whole(evaluate_model, EvaluateConfig(**config), inputs, out)["metrics"]
+    return out.path, {**json.loads((out.path / "report.json").read_text()), "shown": shown}
 
 
 @pytest.fixture(scope="module")
@@ -85,6 +85,11 @@ def test_a_row_is_the_text_that_it_says(classified: tuple[Bench, Input, Input, P
         assert row["probabilities"] == pytest.approx(dict(zip(labels, probabilities.tolist(), strict=True)), abs=1e-5)
         assert row["predicted"] == labels[int(probabilities.argmax())]
         assert row["loss"] == pytest.approx(-math.log(probabilities[labels.index(row["label"])]), abs=1e-5)
+
+
+def test_the_metrics_of_the_report_alone_are_in_no_table(classified: tuple[Bench, Input, Input, Path, Meta]) -> None:
+    *_, report = classified
+    assert report["metrics"].keys() - report["shown"].keys() == {"mcc", "log_loss", "auc"}
 
 
 def test_rows_that_are_dropped_for_their_length_are_reported(

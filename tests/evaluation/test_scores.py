@@ -15,6 +15,7 @@ import pytest
 from trnflow.tasks.errors import CodeError
 from trnflow.tasks.evaluation import scores
 from trnflow.tasks.evaluation.baselines.measured import _at_words
+from trnflow.tasks.evaluation.classification import confused, confusion
 from trnflow.tasks.evaluation.columns import ClassPredictions
 from trnflow.tasks.evaluation.metrics.mcc import matthews_correlation
 from trnflow.tasks.evaluation.paired import Pair, chance
@@ -152,3 +153,21 @@ def test_a_metric_that_the_rows_do_not_have_is_left_out() -> None:
     )
     found = scores.values_of("embedding", pairs)
     assert found["mrr_at_10"] == 1 and not {"spearman", "pearson"} & {*found}
+
+
+def test_pairs_of_classes_are_confused_where_a_prediction_is_wrong() -> None:
+    expected, predicted = np.array([0, 0, 0, 1, 1, 2]), np.array([0, 1, 1, 1, 1, 0])
+    found = ClassPredictions(expected, predicted, np.eye(3)[predicted], np.zeros(6))
+    given: Any = SimpleNamespace(named=lambda row: {"row": row + 1})
+    rows = np.array([5, 4, 3, 2, 1, 0])
+    assert confused(found, confusion(found, 3), ["a", "b", "c"], rows, given) == [
+        {"label": "a", "predicted": "b", "count": 2, "share": 2 / 3, "rows": [{"row": 4}, {"row": 5}]},
+        {"label": "c", "predicted": "a", "count": 1, "share": 1.0, "rows": [{"row": 1}]},
+    ]
+
+
+def test_less_is_better_of_losses_and_of_what_nobody_knows() -> None:
+    less = {
+        name: scores.is_less_better(name) for name in ("eval_loss", "perplexity", "mine", "eval_accuracy", "span_f1")
+    }
+    assert less == {"eval_loss": True, "perplexity": True, "mine": True, "eval_accuracy": False, "span_f1": False}

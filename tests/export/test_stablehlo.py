@@ -84,10 +84,12 @@ def test_constants_are_shared_between_lengths_only_when_equal(tmp_path: Path) ->
     assert sorted(load_file(folder / "constants.safetensors")) == ["frequencies", "positions", "positions.16"]
 
 
-def test_a_weight_that_differs_from_the_file_is_kept_apart(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("value", "dtype"), [(1, "float32"), (0, "float16")])
+def test_a_weight_that_differs_from_the_file_is_kept_apart(tmp_path: Path, value: int, dtype: str) -> None:
     import torch
 
-    folder = written(tmp_path, {"head": torch.zeros(2)}, {8: graph(head=torch.ones(2))})
+    made = torch.full((2,), value, dtype=getattr(torch, dtype))
+    folder = written(tmp_path, {"head": torch.zeros(2)}, {8: graph(head=made)})
     assert names(folder, 8) == ["head.8", "input_ids"]
 
 

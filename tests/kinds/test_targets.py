@@ -83,8 +83,8 @@ def test_labels_may_hold_what_stands_between_other_labels() -> None:
 
 
 def test_labels_are_columns_of_0_and_1() -> None:
-    rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}]
-    assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1]])
+    rows = [{"a": 0, "b": True}, {"a": "1", "b": 1.0}, {"a": "False", "b": False}]
+    assert targets(rows, task="multi_label", target=["a", "b"]) == (["a", "b"], [[0, 1], [1, 1], [0, 0]])
     with pytest.raises(DataError, match="row 1: b is 2, not 0 or 1"):
         targets([{"a": 0, "b": 2}], task="multi_label", target=["a", "b"])
 
@@ -141,6 +141,7 @@ def test_few_rows_of_long_tails_are_no_other_scale(seed: int) -> None:
         (["a", "a"], {"task": "multi_label"}, "the rows of train have 1 labels in label"),
         (["a,b", "b, a"], {"task": "multi_label"}, "all rows of train have the same labels in label, a, b"),
         ([1, float("nan")], {"task": "regression"}, "train row 2: label is nan, no finite number"),
+        ([1, "-inf"], {"task": "regression"}, "train row 2: label is '-inf', no finite number"),
         ([1, None], {"task": "regression"}, "train row 2: label is missing"),
         ([1, "good"], {"task": "regression"}, "train row 2: label is 'good', no finite number"),
         ([1, True], {"task": "regression"}, "train row 2: label is True, no finite number"),
@@ -199,3 +200,17 @@ def test_the_task_s_own_metrics_may_promote_and_those_at_half_may_not() -> None:
 )
 def test_an_empty_set_in_a_cell_is_an_empty_list_and_an_object_is_none(text: str, wanted: list[str] | None) -> None:
     assert any_list(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("decision", "labels"), [({"threshold": 0.25}, ["a", "b"]), ({}, ["a"]), ({"threshold": 0.75}, [])]
+)
+def test_a_text_has_the_labels_that_reach_the_threshold(decision: dict[str, float], labels: list[str]) -> None:
+    answer = FORMATS["multi_label"].answer([0.5, 0.25, 0.125], ["a", "b", "c"], decision)
+    assert answer == {"labels": labels, "probabilities": {"a": 0.5, "b": 0.25, "c": 0.125}}
+
+
+def test_a_new_head_says_how_many_rows_have_a_label() -> None:
+    """Half a row is added to both sides: a label of no row has finite odds, too."""
+    found = FORMATS["multi_label"].first_outputs(lambda: np.array([3 / 8, 0.0, 1.0]), 8)
+    np.testing.assert_allclose(found, np.log([3.5 / 5.5, 0.5 / 8.5, 8.5 / 0.5]))

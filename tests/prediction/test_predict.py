@@ -225,8 +225,11 @@ def test_a_conversation_is_answered_as_by_the_pipeline(chats: Path) -> None:
     assert mine["prompt"].endswith("<|user|>what does the dog do</s><|assistant|>")
     (bare,) = predict(chats, "why")
     assert bare["generated"] == generated(chats, [{"role": "user", "content": "why"}])
-    (answered,) = predict(chats, [{"messages": [*turns, {"role": "assistant", "content": "never read"}]}])
-    assert answered == mine
+    never = {"role": "assistant", "content": "never read"}
+    assert [
+        *predict(chats, [{"messages": [*turns, never]}]),
+        *predict(chats, [{"messages": [*turns, never, never]}]),
+    ] == [mine, mine]
 
 
 def test_an_end_token_ends_the_answer(asks: Path, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def chosen(names: list[str], source: str = "folder", **wanted) -> dict[str, list
 
 def test_choice_of_files():
     assert chosen(["a.parquet", "LICENSE.txt", "info.json"]) == {"train": ["a.parquet"]}
+    assert chosen(["a.json", "dataset_info.json", "state.json"]) == {"train": ["a.json"]}
     assert chosen(["test.csv", "train.csv", "README.md"]) == {"train": ["train.csv"], "test": ["test.csv"]}
     assert chosen(["my_test.csv"], source="data/my_test.csv") == {"train": ["my_test.csv"]}
     both = ["train.csv", "train.parquet"]
@@ -124,3 +125,10 @@ def test_a_path_that_is_too_long_is_one_short_line(bench, source):
     with pytest.raises(DataError, match="data.source: [/a]+: File name too long") as caught:
         bench.source(DataConfig(source=source))
     assert len(str(caught.value)) < 300
+
+
+def test_files_that_are_of_no_split_are_named(bench, tmp_path):
+    for name in ("train.csv", "more.csv", "notes.md"):
+        (tmp_path / name).write_text("text\na\n")
+    source = bench.source(DataConfig(source=str(tmp_path)))
+    assert source.note == "not read: more.csv" and len(source.identity["files"]) == 1

@@ -37,6 +37,32 @@ def test_memory_url_is_keyed_by_content(bench):
         bench.source(DataConfig(source="memory://set-b/x.csv"), offline=True)
 
 
+def test_offline_the_same_files_of_a_url_are_recalled(bench):
+    import fsspec
+
+    for name in ("train", "other"):
+        fsspec.filesystem("memory").pipe(f"/set-c/{name}.jsonl", b'{"text": "' + name.encode() + b'"}\n')
+    bench.source(DataConfig(source="memory://set-c"))
+    with pytest.raises(ConfigError, match="never resolved"):
+        bench.source(DataConfig(source="memory://set-c", splits={"train": "other"}), offline=True)
+
+
+def test_a_hub_dataset_is_that_of_its_revision_and_splits(bench, monkeypatch):
+    import huggingface_hub
+
+    asked = []
+
+    def info(self, repo, *, revision=None, timeout=None):
+        asked.append((repo, revision))
+        return huggingface_hub.DatasetInfo(id=repo, sha="a" * 40, siblings=[])
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", info)
+    config = DataConfig(source="me/set", revision="v1")
+    identity = bench.source(config).identity
+    assert asked == [("me/set", "v1")] and identity["commit"] == "a" * 40
+    assert identity != bench.source(config.model_copy(update={"splits": {"train": "more"}})).identity
+
+
 class Server(ThreadingHTTPServer):
     body = b"text,label\ngood,1\nbad,0\n"
     tag = '"one"'
@@ -90,7 +116,12 @@ def test_http_url_is_downloaded_again_only_when_its_etag_changes(bench, server):
     assert bench.source(config) == first
     assert server.downloads == after_first
     server.body, server.tag = b"text,label\ngood,1\nworse,0\n", '"two"'
-    assert bench.source(config).identity != first.identity
+    second = bench.source(config)
+    assert second.identity != first.identity
+    server.body, server.tag = b"text,label\ngood,1\nweak!,0\n", 'W/"weak"'
+    weak = bench.source(config).identity
+    server.body = b"text,label\ngood,1\nworse,0\n"
+    assert weak != bench.source(config).identity == second.identity, "a weak ETag may stay the same"
     assert table(bench.rows(source=config.source, label="label"), "train")["text"] == ["good", "worse"]
     Path(first.location["files"][0]["path"]).unlink()
     missing = DataConfig(source=f"http://127.0.0.1:{server.server_port}/none.csv")

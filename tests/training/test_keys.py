@@ -61,6 +61,7 @@ def test_a_reference_is_of_the_type_in_which_training_holds_the_base() -> None:
     assert settings == reference_settings(TrainConfig(dtype="bfloat16")) != reference_settings(TrainConfig())
     quantised = TrainConfig(engine="native", method="lora", lora={"base_dtype": "int8"})
     assert reference_settings(quantised)["base_dtype"] == "int8"
+    assert reference_settings(TrainConfig(attention="sdpa")) != reference_settings(TrainConfig())
 
 
 @pytest.mark.parametrize(

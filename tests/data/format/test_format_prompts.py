@@ -124,6 +124,22 @@ def test_plain_text_is_all_trained_on(bench, tmp_path):
     assert parts(texts) == [[("one", True)], [("two", True)]]
 
 
+def test_texts_of_a_language_model_are_joined_by_the_separator(bench, tmp_path):
+    rows = loaded_rows(tmp_path, {"title": ["a", "b"], "body": ["x", ""]}, text=["title", "body"])
+    assert parts(bench.texts(rows, task="text", separator=" | ")) == [[("a | x", True)], [("b | ", True)]]
+
+
+def test_each_text_of_a_triplet_is_a_column_of_its_own_in_training_and_in_use(bench, tmp_path):
+    columns = {name: [f"{name} {number}" for number in range(2)] for name in ("title", "asked", "good", "bad")}
+    rows = loaded_rows(tmp_path, columns, text=[*columns])
+    texts = bench.texts(rows, task="embedding", text_pair="good", negative="bad", separator=" ")
+    made = table(texts, "train")
+    assert made["text"] == ["title 0 asked 0", "title 1 asked 1"]
+    assert (made["text_pair"], made["negative"]) == (columns["good"], columns["bad"])
+    shape = shape_of(RowFormat("embedding", **texts.meta["rows"], max_length=64), tmp_path)
+    assert shape.columns == ["title", "asked"] and shape.of_row({"title": "a", "asked": "b"}, "")[0]["text"] == "a b"
+
+
 def test_what_the_rows_lack_is_named(bench, tmp_path):
     rows = loaded_rows(tmp_path, {"instructions": ["a"], "response": ["b"]})
     with pytest.raises(

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import decimal
+
 import numpy as np
 import pytest
 
@@ -131,3 +133,29 @@ def test_chosen_rows_of_types_that_arrow_does_not_filter_are_those_that_are_name
     assert [(rows.column(0).to_pylist(), numbers.tolist()) for rows, numbers in found] == [
         (["a"], [1]), (["c"], [3]), (["f"], [6])
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("values", "kind", "kept"),
+    [
+        ([0.1, None], "float32", [0.1, None]),
+        ([[1, None, 2], []], "list<int32>", ["[1, null, 2]", "[]"]),
+        ([[decimal.Decimal("1E-8")], [decimal.Decimal("100")]], "list<decimal>", ["[0.00000001]", "[100.00000000]"]),
+    ],
+)
+def test_a_kept_column_has_the_values_that_are_written_in_the_file(bench, tmp_path, values, kind, kept):
+    import pyarrow as pa
+
+    kinds = {
+        "float32": pa.float32(), "list<int32>": pa.list_(pa.int32()), "list<decimal>": pa.list_(pa.decimal128(20, 8)),
+    }  # fmt: skip
+    path = write(tmp_path / "a.parquet", {"text": ["a", "b"], "kept": pa.array(values, kinds[kind])})
+    rows = bench.rows(source=str(path), text="text", columns={"kept": "kept"})
+    assert table(rows, "train")["kept"] == kept
+
+
+def test_the_longest_row_is_that_of_any_file(bench, tmp_path):
+    for number, text in enumerate(("b" * 120_000, "a")):
+        write(tmp_path / f"train-{number}.csv", {"text": [text]})
+    bench.rows(source=str(tmp_path), text="text")
+    assert {"info": "longest row: split train, train-0.csv row 1, 0.12 MB"} in bench.said

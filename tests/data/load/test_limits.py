@@ -9,8 +9,8 @@ import pytest
 from tests.data.load.rows import PACKS, failure, write
 from tests.helpers.data_stages import table
 from trnflow.tasks.data.load.row_sizes import BATCH, BATCH_BYTES
-from trnflow.tasks.data.load.streams import MOST_CELLS, grouped
-from trnflow.tasks.errors import DataError
+from trnflow.tasks.data.load.streams import MOST_CELLS, grouped, open_stream
+from trnflow.tasks.errors import DataError, MachineError
 
 BOMB = b"text\n" + (b"0" * 999 + b"\n") * 4_000
 """4 MB."""
@@ -22,6 +22,23 @@ def test_a_file_that_grows_more_than_a_zip_may(bench, tmp_path, suffix, monkeypa
     path = tmp_path / f"a.csv.{suffix}"
     path.write_bytes(PACKS[suffix](BOMB))
     assert f"a.csv.{suffix} grows from " in failure(bench, DataError, source=str(path), text="text")
+
+
+@pytest.mark.parametrize("suffix", PACKS)
+def test_all_that_was_unpacked_of_a_file_counts(tmp_path, suffix, monkeypatch):
+    monkeypatch.setattr("trnflow.tasks.sources.data_files.ALWAYS_UNPACKED", 2 << 20)
+    (tmp_path / "a").write_bytes(PACKS[suffix](BOMB))
+    with open_stream(tmp_path / "a", "a") as stream, pytest.raises(DataError, match="a grows from "):
+        while stream.read(1 << 16):
+            pass
+
+
+def test_a_file_of_xz_takes_no_more_memory_than_it_may(bench, tmp_path, monkeypatch):
+    (tmp_path / "a.csv.xz").write_bytes(PACKS["xz"](b"text\nfine\n"))
+    source = {"source": str(tmp_path / "a.csv.xz"), "text": "text"}
+    assert table(bench.rows(**source), "train")["text"] == ["fine"]
+    monkeypatch.setattr("trnflow.tasks.data.load.streams.WINDOW", 1 << 20)
+    assert "a.csv.xz can't be read: Memory usage limit" in failure(bench, DataError, **source)
 
 
 LONG = "long " * 300_000
@@ -58,6 +75,13 @@ def test_the_longest_row_is_named(bench, tmp_path):
     path = write(tmp_path / "a.csv", {"text": ["a", "b" * 120_000, "c"]})
     bench.rows(source=str(path), text="text")
     assert {"info": "longest row: split train, a.csv row 2, 0.12 MB"} in bench.said
+
+
+def test_rows_are_not_copied_to_a_disk_that_is_full(bench, tmp_path, monkeypatch):
+    path = write(tmp_path / "a.csv", {"text": ["a", "b"]})
+    monkeypatch.setattr("trnflow.tasks.system.disk.KEPT_FREE", 1 << 60)
+    with pytest.raises(MachineError, match="is almost full"):
+        bench.rows(source=str(path), text="text")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
