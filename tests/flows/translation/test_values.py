@@ -17,8 +17,13 @@ from tests.flows.translation.test_keys import (
     INFO,
     LLAMA,
     LORA,
+    OF_AXOLOTL,
+    OF_DATASETS,
+    OF_LLAMA_FACTORY,
     PAIRS,
+    config_of,
     here,
+    of_dataset,
     resolved,
     rows,
     translated,
@@ -69,6 +74,25 @@ def test_a_value_becomes_what_was_written_by_hand_for_it(here: Path, at: int) ->
     for ours, theirs in expected.items():
         for value in theirs.split():
             assert value_of(resolved({**base, key: value}), setting) == ours, value
+
+
+OF_TRNFLOW = {"train.keep_checkpoints": 2, "train.eps": 1e-8, "evaluate.batch": 32, "train.warmup_ratio": 0.0}
+"""Settings that a translation may leave to trnflow's defaults."""
+
+
+@pytest.mark.parametrize("whose", ["axolotl", "datasets", "llama-factory"])
+def test_a_line_of_the_tables_writes_what_was_written_by_hand_for_it(here: Path, whose: str) -> None:
+    """`test_keys` reads the recipes, too."""
+    tables = {
+        "axolotl": [(config_of(AXOLOTL, case), case) for case in OF_AXOLOTL],
+        "datasets": [(of_dataset(case)[0], case) for case in OF_DATASETS],
+        "llama-factory": [(config_of(LLAMA, case), case) for case in OF_LLAMA_FACTORY],
+    }
+    for config, case in tables[whose]:
+        t = translated(config)
+        found = {setting: t.get(setting) if t.has(setting) else OF_TRNFLOW.get(setting) for setting in case.expected}
+        # tuples are lists in a recipe
+        assert json.loads(json.dumps(found)) == json.loads(json.dumps(case.expected)), case.key
 
 
 def test_no_value_of_the_tables_is_missing_above() -> None:
