@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -24,11 +24,18 @@ def in_memory(**settings: Any) -> SweepStudy:
     return SweepStudy(_opened(InMemoryStorage(), "tiny", config), config, SPACE, "memory", is_new=True)
 
 
+def begun(study: SweepStudy) -> Any:
+    """The next trial, which there is."""
+    trial = study.next()
+    assert trial is not None
+    return trial
+
+
 def proposed(study: SweepStudy, count: int) -> list[dict[str, Any]]:
     """The settings of the next trials, each of which completes before the one behind it begins."""
     found = []
     for _ in range(count):
-        trial = study.next()
+        trial = begun(study)
         found.append(dict(trial.params))
         study.complete(trial, loss(trial.params))
     return found
@@ -45,8 +52,8 @@ def test_trials_at_a_time_are_told_of_each_other() -> None:
     def second(parallel: int) -> dict[str, Any]:
         study = in_memory(parallel=parallel, trials=20)
         proposed(study, 8)
-        study.next()
-        return dict(study.next().params)
+        begun(study)
+        return dict(begun(study).params)
 
     assert second(2) != second(1)
 
@@ -78,7 +85,7 @@ def test_failed_trials_are_repeated_unless_one_ended_well() -> None:
 
 
 @pytest.mark.parametrize(("direction", "best"), [("min", 1), ("max", 0)])
-def test_of_equal_trials_the_first_is_best(direction: str, best: int) -> None:
+def test_of_equal_trials_the_first_is_best(direction: Literal["min", "max"], best: int) -> None:
     study = in_memory(direction=direction)
     for value in (0.7, 0.2, 0.2, 0.7):
         study.complete(study.next(), value)
