@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from trnflow.flows.cli.prefect_run import call_flow
-from trnflow.flows.services import crashed_runs
-from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
+from trnflow.flows.services import crashed_runs, deploy, recovery
+from trnflow.flows.services.automations import _did_not_run, _pauses, _put, _wanted
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
 from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unreported_crashes
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
@@ -89,6 +89,57 @@ def test_a_retrain_is_missed_after_one_and_a_half_of_its_longest_pause() -> None
     assert missed.within == timedelta(days=4.5) and missed.posture.value == "Proactive"
 
 
+def test_an_automation_is_updated_where_it_changed_and_one_that_was_switched_off_stays_off() -> None:
+    from prefect.events.schemas.automations import Automation
+
+    wanted = _did_not_run("Mine", timedelta(days=3), Block(uuid.uuid4(), "webhook", "trnflow"), "trnflow")
+    sent: list[Any] = []
+    server: Any = SimpleNamespace(
+        create_automation=sent.append, update_automation=lambda number, changed: sent.append((number, changed))
+    )
+    _put(server, wanted, None)
+    assert sent.pop() == wanted
+    present = Automation(id=uuid.uuid4(), **{**wanted.model_dump(exclude={"owner_resource"}), "enabled": False})
+    _put(server, wanted, present)
+    assert not sent, "Prefect would begin to count its time anew"
+    _put(server, wanted.model_copy(update={"description": "another"}), present)
+    ((number, changed),) = sent
+    assert (number, changed.description, changed.enabled) == (present.id, "another", False)
+
+
+def test_a_deployment_waits_for_its_schedules_first_run_unless_it_is_paused() -> None:
+    """Flow runs that were started by hand, or that ended, are not the schedule's."""
+
+    def deployment(name: str, *, paused: bool = False, active: bool = True) -> Any:
+        return SimpleNamespace(
+            id=uuid.uuid4(), name=name, paused=paused, schedules=[SimpleNamespace(active=active)] * (name != "without")
+        )
+
+    planned = deployment("planned")
+    there = [
+        planned, deployment("late"), deployment("paused", paused=True), deployment("off", active=False),
+        deployment("without"),
+    ]  # fmt: skip
+
+    def runs(deployment_filter: Any, flow_run_filter: Any = None, limit: int = 0) -> list[Any]:
+        is_planned = deployment_filter.id.any_ == [planned.id]
+        states = flow_run_filter and [state.value for state in flow_run_filter.state.type.any_]
+        return [object()] if is_planned or states != ["SCHEDULED"] else []
+
+    server: Any = SimpleNamespace(read_deployments=lambda deployment_filter: there, read_flow_runs=runs)
+    assert deploy._unscheduled(server, [each.name for each in there]) == ["late"]
+
+
+def test_a_deployment_keeps_its_own_tags_and_variables_beside_those_of_trnflow() -> None:
+    sent: dict[Any, Any] = {}
+    server: Any = SimpleNamespace(update_deployment=lambda number, changed: sent.update({number: changed}))
+    mine: Any = SimpleNamespace(id=1, tags=["mine"], job_variables={"env": {"A": "1"}, "working_dir": "/x"})
+    ready: Any = SimpleNamespace(id=2, tags=["trnflow"], job_variables={"env": dict(recovery.HEARTBEATS)})
+    deploy._mark(server, [mine, ready])
+    assert list(sent) == [1] and sent[1].tags == ["mine", "trnflow"]
+    assert sent[1].job_variables == {"env": {"A": "1", **recovery.HEARTBEATS}, "working_dir": "/x"}
+
+
 def test_each_crash_is_reported_once() -> None:
     crash = CrashedRun(uuid.uuid4(), "run", 4, datetime.now(UTC), "tiny.yaml", [])
     again = CrashedRun(crash.id, "run", 4, datetime.now(UTC), "tiny.yaml", [])
@@ -152,6 +203,8 @@ def test_a_crashed_run_is_scheduled_again_three_times_within_a_day(
     state = Crashed(timestamp=datetime.now(UTC) - timedelta(hours=hours))
     run = FlowRun(flow_id=uuid.uuid4(), state=state, run_count=starts, deployment_id=uuid.uuid4())
     assert _is_left(run, flow, options["left"].default, options["times"].default) == left
+    by_hand = run.model_copy(update={"deployment_id": None})  # nobody would take it
+    assert not _is_left(by_hand, flow, options["left"].default, options["times"].default)
     said = next(each for each in recovery_automations() if each.name == "trnflow: crashed runs are scheduled again")
     assert "at most 3 times" in str(said.description)
 
