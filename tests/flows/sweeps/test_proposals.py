@@ -66,14 +66,15 @@ def test_a_trial_is_pruned_only_once_five_have_ended() -> None:
         study.complete(trial, 1.0)
 
 
-def test_a_trial_that_was_killed_is_left_to_run() -> None:
-    study = in_memory(trials=2)
+def test_a_trial_that_was_killed_counts_as_little_as_none() -> None:
+    study = in_memory(trials=3)
     proposed(study, 1)
     study.next()  # the process dies
-    assert not study.has_trials_left
     assert study.queue_again() == [1] and study.has_trials_left
     proposed(study, 1)
     assert [trial.state for trial in study.trials()] == ["completed", "killed", "completed"]
+    assert study.has_trials_left, "two of three"
+    proposed(study, 1)
     assert not study.has_trials_left and study.next() is None
 
 
