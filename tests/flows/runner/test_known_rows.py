@@ -3,6 +3,7 @@ of changes."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from tests.helpers.stores import new_store
 from trnflow.flows.runner import reasons
+from trnflow.flows.runner.code_parts import parts_of
 from trnflow.flows.runner.memory_check import _longest
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.keys.explain import ValueChange
@@ -60,23 +62,30 @@ def test_files_are_told_by_the_rows_that_came_or_went(
     assert reasons.in_words(store, other, record, [change]) == [str(change)], "not the same files"
 
 
+BEFORE = """
+RATE = 1
+KEY = "sk-abcdefghij0123456789"
+def make(row): return row
+def gone(row): return row
+"""
+AFTER = """
+RATE = 2
+KEY = "sk-zyxwvutsrq9876543210"
+def make(row): return None
+def new(row): return row
+"""
+
+
 def test_the_parts_of_own_code_are_told_by_name_without_secrets(tmp_path: Path) -> None:
-    before = {
-        "file": "mine.py",
-        "parts": {"RATE": ("1", "a"), "make": ("", "b"), "gone": ("", "c"), "KEY": ("***", "")},
-    }
-    after = {"file": "mine.py", "parts": {"RATE": ("2", "d"), "make": ("", "e"), "new": ("", "f"), "": ("", "r")}}
     store = new_store(tmp_path)
-    for value, parts in (("h1", before), ("h2", after)):
-        store.memo.put(reasons.PARTS, value, "", parts)
+    for value, text in (("h1", BEFORE), ("h2", AFTER)):
+        store.memo.put(reasons.PARTS, value, "", {"file": "mine.py", "parts": parts_of(ast.parse(text))})
     record: Any = {}
-    told = reasons.in_words(store, None, record, [ValueChange("code", "mine", "h1", "h2")])
-    assert sorted(told) == [
-        "RATE in mine.py: 1 -> 2",
-        "gone in mine.py is gone",
-        "make in mine.py changed",
-        "new in mine.py is new",
-    ]
+    change = ValueChange("code", "mine", "h1", "h2")
+    told = reasons.in_words(store, None, record, [change])
+    assert told == [
+        "RATE in mine.py: 1 -> 2", "make in mine.py changed", "new in mine.py is new", "gone in mine.py is gone", str(change),
+    ]  # fmt: skip
     unknown = ValueChange("code", "mine", "h0", "h2")
     assert reasons.in_words(store, None, record, [unknown]) == [str(unknown)]
 
