@@ -12,7 +12,7 @@ import pytest
 from tests.helpers.stores import new_store
 from trnflow.flows.jobs import elsewhere as running
 from trnflow.flows.jobs import work as working
-from trnflow.flows.jobs.carry import _model
+from trnflow.flows.jobs.carry import _model, _settings
 from trnflow.flows.jobs.elsewhere import Elsewhere
 from trnflow.flows.jobs.order import JobUri
 from trnflow.flows.jobs.submitted import write_submission
@@ -43,6 +43,41 @@ def test_a_model_of_the_hub_is_the_commit_that_was_found_here(tmp_path: Path) ->
     found = Source("model", {}, {"model": {"repo": "org/words", "commit": COMMIT}, "tokenizer": None})
     _model(recipe, settings, cast(Any, SimpleNamespace(ask_once=lambda find, config: found)), tmp_path)
     assert (settings["model"]["source"], settings["model"]["revision"]) == ("org/words", COMMIT)
+
+
+def test_a_job_reads_no_rows_sources_services_or_places_of_this_machine() -> None:
+    here = [
+        "store={root: s3://bucket/mine, min_free_gb: 7}", "launch.grace_seconds=9", "sweep.trials=3", "promote.margin=0.1",
+        "tracking.uri=http://mlflow", "data.revision=v1",
+    ]  # fmt: skip
+    found = _settings(load("demo", here))
+    assert not found.keys() & {"sweep", "promote", "checks", "run", "task_runner"}
+    assert (found["tracking"], found["launch"]["grace_seconds"]) == ({"enabled": False}, 9.0)
+    assert (found["store"]["root"], found["store"]["min_free_gb"]) == (None, 7.0)
+    rows = found["data"]
+    assert (rows["source"], rows["revision"], rows["splits"], rows["make"]) == ("given", None, {}, None)
+    mix = "{a: {source: a.csv, weight: 2}, b: {source: b.csv, weight: 1}}"
+    rows = _settings(load("demo", [f"data={{source: null, name: null, mix: {mix}}}"]))["data"]
+    assert rows["source"] is None
+    assert [(one["source"], one["weight"]) for one in rows["mix"].values()] == [("given", 2.0), ("given", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "is_refused"),
+    [
+        ("DEBUG", "1", False), ("HF_TOKEN", "abc", True), ("HF_TOKEN", "${HF_TOKEN}", False), ("MY_PASSWORD", "abc", True),
+    ],
+)  # fmt: skip
+def test_a_variable_that_is_named_like_a_secret_does_not_travel_by_its_value(
+    name: str, value: str, is_refused: bool
+) -> None:
+    recipe = load("demo", [f"launch.environment={{{name}: '{value}'}}"])
+    if is_refused:
+        with pytest.raises(ConfigError, match=f"launch.environment.{name} may be a secret") as error:
+            _settings(recipe)
+        assert value not in error.value.message
+    else:
+        assert _settings(recipe)["launch"]["environment"] == {name: value}
 
 
 def test_stages_are_forced_that_the_user_names_or_whose_results_were_lost(
