@@ -26,7 +26,7 @@ FAULTS = [
           "result.error = result.error or scrubbed(error)", "result.error = scrubbed(error)",
           "flows/runner/test_run_log.py"),
     Fault("runner: an unchanged checkout is on record as changed", "flows/runner/run_log.py",
-          'any(not line.startswith("#") for line in lines)', "bool(lines)", "flows/runner/test_run_log.py"),
+          'any(not line.startswith("#") for line in lines)', "bool(lines)", "flows/runner/test_checkout.py"),
     Fault("runner: a full quota is an error of this program", "flows/runner/work_folders.py",
           "if error.errno not in (errno.ENOSPC, errno.EDQUOT):", "if error.errno != errno.ENOSPC:",
           "flows/runner/test_work_folders.py"),
