@@ -171,3 +171,8 @@ def test_of_a_secret_a_job_takes_what_its_order_names(work: Any, monkeypatch: py
     with pytest.raises(ConfigError, match="the variable NOWHERE is not set here") as error:
         work(given=("train",), environment=["NOWHERE"])
     assert error.value.fix == "put it into the secret arn"
+
+
+def test_a_job_forces_what_none_of_its_runs_has_made(work: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(working, "_forced", lambda *_: {"consolidate"})
+    assert work(given=("load_data", "train"), force=["consolidate", "evaluate_model"]).force == {"evaluate_model"}
