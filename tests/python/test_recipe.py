@@ -123,7 +123,7 @@ def test_predictions_have_the_index_of_their_rows_and_a_process_for_each_number_
     assert [*model.predict("a").index] == [0] and begun == [256], "the process is kept"
     model.predict("a", max_new_tokens=5)
     assert begun == [256, 5]
-    assert model._process is not None
-    model._process.ended = True
+    kept: Any = model._process
+    kept.ended = True
     model.predict("a", max_new_tokens=5)
     assert begun == [256, 5, 5]

@@ -469,7 +469,7 @@ def test_a_column_that_can_not_be_read_to_its_end_leaves_the_others_as_they_are(
             yield pa.record_batch([pa.array(["a", "b"])] * len(names), names=names)
 
     rows = RowReader("t.jsonl", pa.schema([("text", pa.string()), ("mixed", pa.string())]), batches)
-    columns, unreadable = {}, dict[str, str]()
+    columns, unreadable = dict[str, Column](), dict[str, str]()
     assert _read(rows, columns, unreadable, 1 << 20) == (4, True)
     assert list(columns) == ["text"] and columns["text"].rows == 4
     assert columns["text"].counts == {"a": 2, "b": 2} and columns["text"].examples == ["a", "b", "a", "b"]

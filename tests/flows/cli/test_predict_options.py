@@ -17,7 +17,15 @@ from trnflow.tasks.kinds.registry import kind_of
 
 
 def options(**given: Any) -> Namespace:
-    usual = {"texts": [], "file": None, "out": None, "columns": None, "serve": False, "port": None, "json": False}
+    usual: dict[str, Any] = {
+        "texts": [],
+        "file": None,
+        "out": None,
+        "columns": None,
+        "serve": False,
+        "port": None,
+        "json": False,
+    }
     return Namespace(**{**usual, **given})
 
 
@@ -65,7 +73,12 @@ def test_columns_stand_between_commas_unless_one_has_a_comma_in_its_name() -> No
 def test_texts_that_were_cut_and_empty_ones_are_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     monkeypatch.setattr(predict, "say", lambda *lines: said.extend(lines))
-    results = [{"label": "a"}, {"label": "a", "cut": 3}, {"label": "b", "cut": 1}, {"remark": "the text is empty"}]
+    results: list[dict[str, Any]] = [
+        {"label": "a"},
+        {"label": "a", "cut": 3},
+        {"label": "b", "cut": 1},
+        {"remark": "the text is empty"},
+    ]
     assert [*_counted(iter(results), 4)] == results
     assert [line[:60] for line in said] == [
         "note: 2 of 4 texts are too long for the model and were cut (",

@@ -59,7 +59,8 @@ def sent(guard: Any, path: str = "/", parts: tuple[bytes, ...] = (b"text",), **h
 )  # fmt: skip
 def test_the_model_answers_its_own_page_alone(origin: bytes | None, status: int) -> None:
     app = App()
-    assert sent(_OwnPageAlone(app), **({} if origin is None else {"origin": origin}))["status"] == status
+    named: dict[str, Any] = {} if origin is None else {"origin": origin}
+    assert sent(_OwnPageAlone(app), **named)["status"] == status
     assert len(app.bodies) == (status == 200)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,8 +131,13 @@ def work(store: Store, uri: JobUri, monkeypatch: pytest.MonkeyPatch) -> Any:
     seen: list[Any] = []
     monkeypatch.setattr(working, "open_home", lambda: store.home)
     monkeypatch.setattr(working, "_take_code", lambda *_: None)
-    monkeypatch.setattr(working.atexit, "register", lambda *_, **__: None)
-    monkeypatch.setattr(working, "run", lambda graph, context, what: seen.append(what) or Result("r"))
+    monkeypatch.setattr(atexit, "register", lambda *_, **__: None)
+
+    def run(graph: Any, context: Any, what: Any) -> Result:
+        seen.append(what)
+        return Result("r")
+
+    monkeypatch.setattr(working, "run", run)
 
     def working_at(given: tuple[str, ...] = (), **fields: Any) -> Any:
         order = {

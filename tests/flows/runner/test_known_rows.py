@@ -12,7 +12,7 @@ import pytest
 
 from tests.helpers.stores import new_store
 from trnflow.flows.runner import reasons
-from trnflow.flows.runner.code_parts import parts_of
+from trnflow.flows.runner.code_parts import PARTS, parts_of
 from trnflow.flows.runner.memory_check import _longest
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.keys.explain import ValueChange
@@ -79,7 +79,7 @@ def new(row): return row
 def test_the_parts_of_own_code_are_told_by_name_without_secrets(tmp_path: Path) -> None:
     store = new_store(tmp_path)
     for value, text in (("h1", BEFORE), ("h2", AFTER)):
-        store.memo.put(reasons.PARTS, value, "", {"file": "mine.py", "parts": parts_of(ast.parse(text))})
+        store.memo.put(PARTS, value, "", {"file": "mine.py", "parts": parts_of(ast.parse(text))})
     record: Any = {}
     change = ValueChange("code", "mine", "h1", "h2")
     told = reasons.in_words(store, None, record, [change])

@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from trnflow.flows.cli.prefect_run import call_flow
-from trnflow.flows.services import crashed_runs, deploy, recovery
-from trnflow.flows.services.automations import _did_not_run, _pauses, _put, _wanted
+from trnflow.flows.services import automations, crashed_runs, deploy, recovery
+from trnflow.flows.services.automations import _did_not_run, _pauses, _put, _wanted, renew
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
 from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unreported_crashes
+from trnflow.flows.services.events import data_changed
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
 from trnflow.flows.services.recovery import _is_left, _is_unfinished, recovery_automations, tend_runs
 from trnflow.tasks.errors import ConfigError
@@ -105,6 +106,54 @@ def test_an_automation_is_updated_where_it_changed_and_one_that_was_switched_off
     _put(server, wanted.model_copy(update={"description": "another"}), present)
     ((number, changed),) = sent
     assert (number, changed.description, changed.enabled) == (present.id, "another", False)
+
+
+def test_a_deploy_removes_what_its_project_no_longer_wants_and_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prefect.events.schemas.automations import Automation
+
+    some = _did_not_run("Mine", timedelta(days=3), Block(uuid.uuid4(), "webhook", "trnflow"), "mine")
+
+    def present(name: str) -> Any:
+        return Automation(id=uuid.uuid4(), **{**some.model_dump(exclude={"owner_resource"}), "name": name})
+
+    names = [
+        "trnflow: data changed", "trnflow other: retrained", "trnflow mine: old", "trnflow gone: retrained",
+        "trnflow: silent runs are crashed",
+    ]  # fmt: skip
+    there = {name: present(name) for name in names}
+    created: list[str] = []
+    deleted: list[Any] = []
+    server: Any = SimpleNamespace(
+        read_automations=lambda automations: [*there.values()],
+        create_automation=lambda wanted: created.append(wanted.name),
+        update_automation=lambda number, changed: None,
+        delete_automation=deleted.append,
+    )
+    forgotten: list[Any] = []
+    monkeypatch.setattr(
+        automations, "forget_addresses", lambda client, used, project: forgotten.append((used, project))
+    )
+    retrain: Any = SimpleNamespace(id=uuid.uuid4(), parameters={}, schedules=[], paused=False)
+    shared = [each for each in recovery_automations() if "silent" in each.name]
+    wanted, block = renew(server, retrain, {}, "off", shared, "mine", ["trnflow", "other", "mine"])
+    assert created == ["trnflow mine: data changed"] and block is None and forgotten == [(None, "mine")]
+    assert {*deleted} == {there["trnflow mine: old"].id, there["trnflow gone: retrained"].id}
+    assert wanted == ["trnflow mine: data changed", "trnflow: silent runs are crashed"]
+
+
+def test_events_of_a_later_project_start_its_own_retrain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRNFLOW_PROJECT", "mine")
+    event = data_changed({"recipe": "tiny", "data": "sha256:1"}, "recipes/tiny.yaml", ["train.seed=2"])
+    assert event.resource.id == "trnflow.project.mine.recipe.tiny" and event.event == "trnflow.data.changed"
+    assert event.payload == {"recipe": "recipes/tiny.yaml", "data": "sha256:1", "overrides": ["train.seed=2"]}
+    retrain: Any = SimpleNamespace(id=uuid.uuid4(), parameters={}, schedules=[], paused=False)
+    for project, wanted in (("mine", "trnflow.project.mine.recipe.*"), ("trnflow", "trnflow.recipe.*")):
+        (started,) = _wanted(retrain, {}, None, project)
+        found: Any = started
+        assert found.trigger.match.root == {"prefect.resource.id": wanted}
+        assert found.actions[0].deployment_id == retrain.id
 
 
 def test_a_deployment_waits_for_its_schedules_first_run_unless_it_is_paused() -> None:

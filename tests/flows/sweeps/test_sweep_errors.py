@@ -37,7 +37,7 @@ def run(
     recipe: str = "tiny.yaml",
     trials: int = 3,
     fault: Fault = lambda: None,
-    measured: Callable[[float], float] = float,
+    measured: Callable[[Any], float] = float,
 ) -> Any:
     """Run the trials of a sweep whose training takes no time, and return the content of sweep.json.
 
