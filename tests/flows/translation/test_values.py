@@ -97,6 +97,15 @@ def test_a_line_of_the_tables_writes_what_was_written_by_hand_for_it(here: Path,
         assert json.loads(json.dumps(found)) == json.loads(json.dumps(case.expected)), case.key
 
 
+def test_two_answers_of_a_row_share_a_chunk_with_no_others(here: Path) -> None:
+    for packed, plain in (
+        ({**AXOLOTL, **PAIRS, "sample_packing": True}, {**AXOLOTL, "sample_packing": True}),
+        ({**PAIRS_OF_LLAMA, "packing": True}, {**LLAMA, "packing": True}),
+        ({**PAIRS_OF_LLAMA, "neat_packing": True}, {**LLAMA, "neat_packing": True}),
+    ):
+        assert (translated(packed).get("pack.strategy"), translated(plain).get("pack.strategy")) == ("pad", "bfd")
+
+
 @pytest.mark.parametrize("form", ["hf_", "sk-", "ghp_", "github_pat_", "glpat-", "wandb_v1_"])
 def test_a_token_is_shown_nowhere(form: str) -> None:
     assert hidden({"mine": [f"it is {form}abcDEF012345, truly"]}) == {"mine": ["it is ***, truly"]}
