@@ -203,6 +203,16 @@ def test_a_killed_run_leaves_whole_lines_and_is_seen_as_killed(tmp_path: Path) -
     assert b'"n": 9, "ti' in file.read_bytes(), "readers change nothing"
 
 
+def test_a_line_that_a_crash_has_torn_takes_no_later_one_with_it(tmp_path: Path) -> None:
+    (file := log_file(tmp_path, "r")).parent.mkdir(parents=True)
+    file.write_bytes(b'{"n": 9, "ti')
+    log = EventLog()
+    with log.writing(tmp_path, "r", **BEGUN):
+        log.note("it goes on")
+    state = read_log(file)
+    assert (state.run, state.outcome, state.skipped, log.lost) == ("r", "completed", 1, 0)
+
+
 ENDS = f"""
 import sys
 from pathlib import Path

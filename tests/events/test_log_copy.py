@@ -211,3 +211,23 @@ def test_what_was_added_after_the_listing_is_read_before_the_next_piece(
     # a local folder is not listed at one moment
     monkeypatch.setattr(store.backend, "entries", lambda prefix: [seen, next_one])
     assert len(reader.events()) == 2
+
+
+def test_a_file_that_nobody_of_this_program_wrote_is_not_read(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_copy, "LONGEST_PIECE", 100)
+    for name, data in (
+        ("0.jsonl", b"{}\n" * 50),
+        ("1.jsonl", b"{}\n"),
+        (f"{ATTEMPT}/0.log", b"x\n" * 60),
+        ("more.txt", b"x"),
+    ):
+        store.backend.create(f"logs/{RUN}/{name}", data)
+    assert CopiedLogs(store.backend, RUN).new() == {EVENTS: b"{}\n"}
+
+
+def test_a_run_is_silent_after_three_signs_that_did_not_come(store: Store) -> None:
+    copied = CopiedLogs(store.backend, RUN)
+    assert copied.is_silent, "it has no copy"
+    for seconds, silent in ((170, False), (190, True)):
+        copied.signed = time.time() - seconds
+        assert copied.is_silent == silent

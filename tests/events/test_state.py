@@ -82,3 +82,17 @@ def test_the_end_of_a_stage_counts_where_its_seconds_are_not_known() -> None:
     assert checked_event(ended) == ended
     assert checked_event({**ended, "seconds": "long"}) is None
     assert checked_event({name: value for name, value in ended.items() if name != "facts"}) is None
+
+
+def test_what_a_plan_has_nothing_to_do_for_is_not_due() -> None:
+    actions = ("run", "maybe", "hit", "skip")
+    planned: Any = {
+        "event": "planned",
+        "time": 1.0,
+        "stages": [{"stage": action, "action": action} for action in actions],
+    }
+    state = RunState()
+    state.take(planned)
+    assert {stage.stage: stage.due for stage in state.stages.values()} == {
+        "run": True, "maybe": True, "hit": False, "skip": False,
+    }  # fmt: skip

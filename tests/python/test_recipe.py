@@ -5,13 +5,16 @@ from __future__ import annotations
 from html.parser import HTMLParser
 from inspect import signature
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 
 import trnflow as tr
 from tests.helpers.command_line import write_project
 from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
-from trnflow.flows.python.run import Report, _opened
+from trnflow.flows.python.run import Model, Report, _opened
+from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.store import Store
 
@@ -97,3 +100,30 @@ def test_a_rehearsal_asks_for_rows_that_are_elsewhere(folder: Path) -> None:
     mine = tr.recipe("mine.yaml").set(data__source="http://127.0.0.1:1/train.jsonl")
     with pytest.raises(DataError, match=r"can't be read: \[Errno 111\]"):
         mine.rehearse()
+
+
+def test_predictions_have_the_index_of_their_rows_and_a_process_for_each_number_of_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[int] = []
+
+    class Process:
+        def __init__(self, folder: Path, kind: str, meta: object, most: int) -> None:
+            self.ended, self.max_new_tokens = False, most
+            begun.append(most)
+
+        def predict(self, rows: Any, columns: Any) -> list[dict[str, Any]]:
+            return [{"label": "good"} for _ in (rows if isinstance(rows, list) else rows.index)]
+
+    monkeypatch.setattr("trnflow.tasks.prediction.separate_process.PredictingProcess", Process)
+    monkeypatch.setattr(Model, "path", tmp_path)
+    model = Model(Store(str(tmp_path), tmp_path), Artifact("sha256:m", "model", {"task": "classification"}, ()))
+    frame = pd.DataFrame({"text": ["a", "b"]}, index=[7, 3])
+    assert [*model.predict(frame).index] == [7, 3] == [*model.predict(frame["text"]).index]
+    assert [*model.predict("a").index] == [0] and begun == [256], "the process is kept"
+    model.predict("a", max_new_tokens=5)
+    assert begun == [256, 5]
+    kept: Any = model._process
+    kept.ended = True
+    model.predict("a", max_new_tokens=5)
+    assert begun == [256, 5, 5]

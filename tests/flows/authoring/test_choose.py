@@ -20,11 +20,13 @@ from trnflow.flows.authoring.answers import preference
 from trnflow.flows.authoring.choose import choose
 from trnflow.flows.authoring.draft import Draft, Question
 from trnflow.flows.authoring.headers import refuse_tags
-from trnflow.flows.authoring.look import Column, look
+from trnflow.flows.authoring.look import Column, _read, _read_split, look
 from trnflow.flows.authoring.own_code import EXAMPLES, SHARE
 from trnflow.flows.authoring.tagged import words_and_tags
 from trnflow.flows.authoring.write import SCRATCH
+from trnflow.flows.cli.new_commands import _source
 from trnflow.tasks.data.load.config import SourceConfig
+from trnflow.tasks.data.load.readers import RowReader, open_table
 from trnflow.tasks.errors import ConfigError, DataError, TrnflowError
 from trnflow.tasks.sources.resolver import Resolver
 
@@ -455,6 +457,41 @@ def test_a_file_of_5_gb_takes_no_longer_than_its_head(tmp_path: Path, monkeypatc
         file.truncate(5 << 30)  # a hole behind the rows, which no reader may come to
     looked = look(SourceConfig(source=str(tmp_path / "t.csv")), Resolver(tmp_path / "home"))
     assert not looked.is_whole and len(looked.columns["label"].counts) == 3
+
+
+def test_a_column_that_can_not_be_read_to_its_end_leaves_the_others_as_they_are() -> None:
+    import pyarrow as pa
+
+    def batches(names: list[str]) -> Any:
+        for part in range(2):
+            if part and "mixed" in names:
+                raise DataError("t.jsonl row 3: mixed: 7 is no text")
+            yield pa.record_batch([pa.array(["a", "b"])] * len(names), names=names)
+
+    rows = RowReader("t.jsonl", pa.schema([("text", pa.string()), ("mixed", pa.string())]), batches)
+    columns, unreadable = dict[str, Column](), dict[str, str]()
+    assert _read(rows, columns, unreadable, 1 << 20) == (4, True)
+    assert list(columns) == ["text"] and columns["text"].rows == 4
+    assert columns["text"].counts == {"a": 2, "b": 2} and columns["text"].examples == ["a", "b", "a", "b"]
+    assert unreadable == {"mixed": "t.jsonl row 3: mixed: 7 is no text"}
+
+
+def test_rows_of_files_without_a_column_are_blank_in_it() -> None:
+    import pyarrow as pa
+
+    both = open_table(pa.table({"text": ["a", "b"], "note": ["x", None]}), "one.parquet")
+    one = open_table(pa.table({"text": ["c", "d", "e"]}), "two.parquet")
+    found = _read_split([both, one], 1 << 20)
+    assert (found.rows, found.is_whole) == (5, True)
+    assert {name: (column.rows, column.blank) for name, column in found.columns.items()} == {
+        "text": (5, 0), "note": (5, 4),
+    }  # fmt: skip
+
+
+def test_data_is_looked_at_as_the_recipe_will_name_it() -> None:
+    named = {"name": "de", "revision": "v2", "format": "csv", "splits": {"train": "first"}}
+    found = _source("org/rows", {"data": {**named, "label": "team"}, "train": {"epochs": 1}})
+    assert found.model_dump(include={"source", *named}) == {"source": "org/rows", **named}
 
 
 def test_a_folder_of_mixed_kinds(tmp_path: Path) -> None:

@@ -73,3 +73,9 @@ def test_the_job_itself_runs_its_stages_where_it_is() -> None:
 
 def test_the_shipped_setting_of_slurm_can_be_read() -> None:
     assert LaunchConfig(kind="slurm").grace_seconds == GRACE_SECONDS
+
+
+@pytest.mark.parametrize("name", ["XLA_FLAGS", "NEURON_CC_FLAGS"])
+def test_flags_that_change_results_are_no_variables_of_stages(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} changes results: set train.compiler_flags"):
+        load("demo", [f"launch.environment={{{name}: -O2}}"])

@@ -124,3 +124,14 @@ def test_a_recipe_that_runs_elsewhere_has_no_price() -> None:
         == 0
     )
     assert settings.load("demo", ["hardware.price_per_hour=2"]).price_per_hour == 2
+
+
+@pytest.mark.parametrize(("kind", "price", "memory"), [("null", 2.0, 7.0), ("cpu", 2.0, 7.0), ("cuda", 0.0, None)])
+def test_price_and_memory_of_a_machine_count_for_its_kind_of_device(
+    kind: str, price: float, memory: float | None
+) -> None:
+    hardware = f"hardware={{name: mine, price_per_hour: 2, memory_gib: 7, device: {kind}}}"
+    recipe = settings.load("demo", [hardware, "train.device=cpu"])
+    assert (recipe.price_per_hour, recipe.training.device_memory_gib) == (price, memory)
+    own = settings.load("demo", [hardware, "train.device=cpu", "train.device_memory_gib=3"])
+    assert own.training.device_memory_gib == 3

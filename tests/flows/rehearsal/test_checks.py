@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from trnflow.flows.recipes.recipe import load
-from trnflow.flows.rehearsal.checks import remarks_of, remarks_of_texts
+from trnflow.flows.rehearsal.checks import check_disk, remarks_of, remarks_of_texts
 from trnflow.tasks.artifact import Artifact
+from trnflow.tasks.errors import StoreError
 
 
 def artifact(kind: str, **meta: Any) -> Artifact:
@@ -38,3 +42,23 @@ def test_rows_that_are_left_out_or_too_long_are_counted() -> None:
     ]
     whole = artifact("texts", dropped={"no answer": 0}, splits={"train": 20}, fields=["text"])
     assert [*remarks_of_texts(load("demo"), whole, artifact("tokens", overlong={"train": 0}))] == []
+
+
+@pytest.mark.parametrize(("dtype", "width"), [("bfloat16", 2), ("float32", 4)])
+def test_the_published_model_and_its_export_must_fit_on_the_disk_beside_the_checkpoints(dtype: str, width: int) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def check_space(needed: int, reserve: int) -> None:
+        asked.append((needed, reserve))
+        raise StoreError(f"this stage needs {needed} bytes, and there are 7", "free some space")
+
+    store: Any = SimpleNamespace(check_space=check_space, backend=SimpleNamespace(local=True))
+    recipe = load("demo", [f"consolidate.dtype={dtype}", "store.min_free_gb=3", "train.keep_checkpoints=2"])
+    with pytest.raises(StoreError, match="^checkpoints, model and export need ") as error:
+        check_disk(recipe, store, None, 1000)
+    assert error.value.stage == "train" and str(error.value).startswith("checkpoints, model and export need ")
+    assert asked == [(2 * width * 1000, 3_000_000_000)]
+    memory: Any = SimpleNamespace(optimizer=8000)
+    with pytest.raises(StoreError):
+        check_disk(recipe.changed({"train.devices": 1, "train.zero1": False}), store, memory, 1000)
+    assert asked[1][0] == 2 * width * 1000 + 2 * 12_000, "two checkpoints of moments and fp32 weights"

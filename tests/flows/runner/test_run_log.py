@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,6 @@ from tests.flows.runner.toy import CountConfig, WordsConfig, graph
 from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.runs import context
 from tests.helpers.stores import new_store
-from trnflow.flows.runner import run_log
 from trnflow.flows.runner.plan import Options
 from trnflow.flows.runner.run import Result, run
 from trnflow.tasks.errors import DataError, StoreError
@@ -85,38 +83,6 @@ def test_a_record_that_can_not_be_written_does_not_hide_why_the_run_failed(
     monkeypatch.setattr(Store, "write_run", refuse)
     assert isinstance(toy(store, "one", fail=True).error, DataError)
     assert isinstance(toy(store, "two").error, StoreError)
-
-
-def test_the_checkout_is_on_record_with_whether_it_was_edited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def git(*arguments: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@b.example"]
-        done = subprocess.run(["git", *who, *arguments], cwd=tmp_path, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    (code := tmp_path / "flows/runner/run_log.py").parent.mkdir(parents=True)
-    code.write_text("one")
-    monkeypatch.setattr(run_log, "__file__", str(code))
-    git("init", "--quiet")
-    git("add", "flows")
-    git("commit", "--quiet", "--message", "One.")
-    (tmp_path / "untracked").touch()
-    assert run_log.checkout_state() == {"commit": git("rev-parse", "HEAD"), "dirty": False}
-    code.write_text("two")
-    assert run_log.checkout_state() == {"commit": git("rev-parse", "HEAD"), "dirty": True}
-
-
-def test_git_is_not_run_in_a_repository_around_an_installed_copy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A project that was unpacked with its `.git` says there which programs git runs."""
-    (code := tmp_path / "venv/trnflow/flows/runner/run_log.py").parent.mkdir(parents=True)
-    code.touch()
-    monkeypatch.setattr(run_log, "__file__", str(code))
-    subprocess.run(["git", "init", "--quiet"], cwd=tmp_path, check=True)
-    subprocess.run(["git", "config", "core.fsmonitor", f"touch {tmp_path}/harm; false"], cwd=tmp_path, check=True)
-    assert run_log.checkout_state() is None and not (tmp_path / "harm").exists()
-    subprocess.run(["git", "status"], cwd=code.parent, check=True, capture_output=True)
-    assert (tmp_path / "harm").exists(), "which git would have run"
 
 
 def test_gc_keeps_the_events_of_the_runs_that_it_keeps(store: Store) -> None:

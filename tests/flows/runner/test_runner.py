@@ -19,6 +19,7 @@ from trnflow.tasks.config import StageConfig
 from trnflow.tasks.errors import BlobLost, DataError, StoreError, TrnflowError
 from trnflow.tasks.events import Event, Reader, RunState
 from trnflow.tasks.store import Store
+from trnflow.tasks.store.lease import Lease, LeaseLost
 
 
 class House:
@@ -146,6 +147,31 @@ def test_a_stage_that_changes_its_input_fails(house: House) -> None:
         house.run(spoil_input=True)
     assert house.plan()["sizes"] == "run"
     assert house.run().steps["count"].metrics == {"total": 6}
+
+
+def test_a_stage_whose_lease_was_lost_publishes_nothing_until_its_turn_comes_again(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bool] = []
+
+    def check(self: Lease) -> None:
+        looked.append(house.plan()["words"] == "run")  # nothing is on record
+        if len(looked) == 1:
+            raise LeaseLost("another process took over")
+
+    monkeypatch.setattr(Lease, "check", check)
+    assert house.run(until="words").actions["words"] == "ran"
+    assert looked == [True, True]
+
+
+def test_what_a_stage_is_made_of_stays_while_it_runs(house: House) -> None:
+    """gc keeps what the journals of living attempts hold."""
+    ran = house.run()
+    store = house.store()
+    record = store.record("count", str(ran.steps["count"].key))
+    assert record is not None
+    held = {each["stage"]: each["key"] for each in store.attempt(record["key"], record["attempt"])["holds"]}
+    assert held.items() >= {name: ran.steps[name].key for name in ("words", "sizes")}.items()
 
 
 def test_until_stops_after_the_stage_even_a_deferred_one(house: House) -> None:

@@ -15,10 +15,11 @@ import pytest
 import yaml
 
 from trnflow.flows.cli.prefect_run import call_flow
-from trnflow.flows.services import crashed_runs
-from trnflow.flows.services.automations import _did_not_run, _pauses, _wanted
+from trnflow.flows.services import automations, crashed_runs, deploy, recovery
+from trnflow.flows.services.automations import _did_not_run, _pauses, _put, _wanted, renew
 from trnflow.flows.services.checkouts import DIRECTORY, named, new_project, project_file, project_of, replaced_by
 from trnflow.flows.services.crashed_runs import CrashedRun, _crashed_run, unreported_crashes
+from trnflow.flows.services.events import data_changed
 from trnflow.flows.services.notification import VARIABLE, Block, check_block, take_setting
 from trnflow.flows.services.recovery import _is_left, _is_unfinished, recovery_automations, tend_runs
 from trnflow.tasks.errors import ConfigError
@@ -89,6 +90,105 @@ def test_a_retrain_is_missed_after_one_and_a_half_of_its_longest_pause() -> None
     assert missed.within == timedelta(days=4.5) and missed.posture.value == "Proactive"
 
 
+def test_an_automation_is_updated_where_it_changed_and_one_that_was_switched_off_stays_off() -> None:
+    from prefect.events.schemas.automations import Automation
+
+    wanted = _did_not_run("Mine", timedelta(days=3), Block(uuid.uuid4(), "webhook", "trnflow"), "trnflow")
+    sent: list[Any] = []
+    server: Any = SimpleNamespace(
+        create_automation=sent.append, update_automation=lambda number, changed: sent.append((number, changed))
+    )
+    _put(server, wanted, None)
+    assert sent.pop() == wanted
+    present = Automation(id=uuid.uuid4(), **{**wanted.model_dump(exclude={"owner_resource"}), "enabled": False})
+    _put(server, wanted, present)
+    assert not sent, "Prefect would begin to count its time anew"
+    _put(server, wanted.model_copy(update={"description": "another"}), present)
+    ((number, changed),) = sent
+    assert (number, changed.description, changed.enabled) == (present.id, "another", False)
+
+
+def test_a_deploy_removes_what_its_project_no_longer_wants_and_nothing_of_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from prefect.events.schemas.automations import Automation
+
+    some = _did_not_run("Mine", timedelta(days=3), Block(uuid.uuid4(), "webhook", "trnflow"), "mine")
+
+    def present(name: str) -> Any:
+        return Automation(id=uuid.uuid4(), **{**some.model_dump(exclude={"owner_resource"}), "name": name})
+
+    names = [
+        "trnflow: data changed", "trnflow other: retrained", "trnflow mine: old", "trnflow gone: retrained",
+        "trnflow: silent runs are crashed",
+    ]  # fmt: skip
+    there = {name: present(name) for name in names}
+    created: list[str] = []
+    deleted: list[Any] = []
+    server: Any = SimpleNamespace(
+        read_automations=lambda automations: [*there.values()],
+        create_automation=lambda wanted: created.append(wanted.name),
+        update_automation=lambda number, changed: None,
+        delete_automation=deleted.append,
+    )
+    forgotten: list[Any] = []
+    monkeypatch.setattr(
+        automations, "forget_addresses", lambda client, used, project: forgotten.append((used, project))
+    )
+    retrain: Any = SimpleNamespace(id=uuid.uuid4(), parameters={}, schedules=[], paused=False)
+    shared = [each for each in recovery_automations() if "silent" in each.name]
+    wanted, block = renew(server, retrain, {}, "off", shared, "mine", ["trnflow", "other", "mine"])
+    assert created == ["trnflow mine: data changed"] and block is None and forgotten == [(None, "mine")]
+    assert {*deleted} == {there["trnflow mine: old"].id, there["trnflow gone: retrained"].id}
+    assert wanted == ["trnflow mine: data changed", "trnflow: silent runs are crashed"]
+
+
+def test_events_of_a_later_project_start_its_own_retrain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRNFLOW_PROJECT", "mine")
+    event = data_changed({"recipe": "tiny", "data": "sha256:1"}, "recipes/tiny.yaml", ["train.seed=2"])
+    assert event.resource.id == "trnflow.project.mine.recipe.tiny" and event.event == "trnflow.data.changed"
+    assert event.payload == {"recipe": "recipes/tiny.yaml", "data": "sha256:1", "overrides": ["train.seed=2"]}
+    retrain: Any = SimpleNamespace(id=uuid.uuid4(), parameters={}, schedules=[], paused=False)
+    for project, wanted in (("mine", "trnflow.project.mine.recipe.*"), ("trnflow", "trnflow.recipe.*")):
+        (started,) = _wanted(retrain, {}, None, project)
+        found: Any = started
+        assert found.trigger.match.root == {"prefect.resource.id": wanted}
+        assert found.actions[0].deployment_id == retrain.id
+
+
+def test_a_deployment_waits_for_its_schedules_first_run_unless_it_is_paused() -> None:
+    """Flow runs that were started by hand, or that ended, are not the schedule's."""
+
+    def deployment(name: str, *, paused: bool = False, active: bool = True) -> Any:
+        return SimpleNamespace(
+            id=uuid.uuid4(), name=name, paused=paused, schedules=[SimpleNamespace(active=active)] * (name != "without")
+        )
+
+    planned = deployment("planned")
+    there = [
+        planned, deployment("late"), deployment("paused", paused=True), deployment("off", active=False),
+        deployment("without"),
+    ]  # fmt: skip
+
+    def runs(deployment_filter: Any, flow_run_filter: Any = None, limit: int = 0) -> list[Any]:
+        is_planned = deployment_filter.id.any_ == [planned.id]
+        states = flow_run_filter and [state.value for state in flow_run_filter.state.type.any_]
+        return [object()] if is_planned or states != ["SCHEDULED"] else []
+
+    server: Any = SimpleNamespace(read_deployments=lambda deployment_filter: there, read_flow_runs=runs)
+    assert deploy._unscheduled(server, [each.name for each in there]) == ["late"]
+
+
+def test_a_deployment_keeps_its_own_tags_and_variables_beside_those_of_trnflow() -> None:
+    sent: dict[Any, Any] = {}
+    server: Any = SimpleNamespace(update_deployment=lambda number, changed: sent.update({number: changed}))
+    mine: Any = SimpleNamespace(id=1, tags=["mine"], job_variables={"env": {"A": "1"}, "working_dir": "/x"})
+    ready: Any = SimpleNamespace(id=2, tags=["trnflow"], job_variables={"env": dict(recovery.HEARTBEATS)})
+    deploy._mark(server, [mine, ready])
+    assert list(sent) == [1] and sent[1].tags == ["mine", "trnflow"]
+    assert sent[1].job_variables == {"env": {"A": "1", **recovery.HEARTBEATS}, "working_dir": "/x"}
+
+
 def test_each_crash_is_reported_once() -> None:
     crash = CrashedRun(uuid.uuid4(), "run", 4, datetime.now(UTC), "tiny.yaml", [])
     again = CrashedRun(crash.id, "run", 4, datetime.now(UTC), "tiny.yaml", [])
@@ -152,6 +252,8 @@ def test_a_crashed_run_is_scheduled_again_three_times_within_a_day(
     state = Crashed(timestamp=datetime.now(UTC) - timedelta(hours=hours))
     run = FlowRun(flow_id=uuid.uuid4(), state=state, run_count=starts, deployment_id=uuid.uuid4())
     assert _is_left(run, flow, options["left"].default, options["times"].default) == left
+    by_hand = run.model_copy(update={"deployment_id": None})  # nobody would take it
+    assert not _is_left(by_hand, flow, options["left"].default, options["times"].default)
     said = next(each for each in recovery_automations() if each.name == "trnflow: crashed runs are scheduled again")
     assert "at most 3 times" in str(said.description)
 

@@ -96,3 +96,26 @@ def test_a_trial_begins_only_if_it_and_what_follows_the_winners_training_end_in_
     assert study._has_time_for(590) and not study._has_time_for(610)
     study.complete(TimedTrial(0, {}, time.monotonic(), 10.0, once=200.0), 0.5)
     assert study._has_time_for(490) and not study._has_time_for(510), "as long as half a training, where nothing tells"
+
+
+@pytest.mark.parametrize(
+    ("metric", "said"),
+    [
+        (
+            "eval_accuracy",
+            "validation has 400 rows: a difference in eval_accuracy below two standard errors (0.03) tells little",
+        ),
+        ("eval_loss", "validation has 400 rows: a difference in eval_loss below two standard errors tells little"),
+    ],
+)
+def test_what_differs_by_chance_is_said_at_the_end(tmp_path: Path, metric: str, said: str) -> None:
+    """Of 400 rows, 360 of which are right, the share has a standard error of sqrt(0.9 * 0.1 / 400) = 0.015."""
+    lines: list[str] = []
+    plan = read_plan("bert-emotion", ["sweep.within=10m", f"sweep.metric={metric}", "sweep.direction=max"])
+    study = TimedStudy(plan, new_store(tmp_path), lambda *given: Result("none"), lines.append, offline=True)
+    study._rows = 400
+    for number, value in enumerate((0.5, 0.9, 0.7)):
+        study._trials.append(TimedTrial(number, {}, time.monotonic(), 10.0, once=2.0))
+        study.complete(study._trials[-1], value)
+    study._say_end("tried all 3 settings")
+    assert lines[0].startswith("tried all 3 settings in ") and lines[1:] == [said]

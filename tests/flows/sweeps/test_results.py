@@ -72,7 +72,7 @@ def test_an_edit_of_the_recipe_reaches_no_trial_of_a_sweep_that_runs(folder: Pat
     batches = []
 
     def edits(recipe: Any, *arguments: Any) -> Result:
-        batches.append(recipe.train.global_batch)
+        batches.append((recipe.name, recipe.train.global_batch))
         text = (folder / "tiny.yaml").read_text()
         (folder / "tiny.yaml").write_text(text.replace("global_batch: 32", "global_batch: 16"))
         return trained(recipe, *arguments)
@@ -80,7 +80,8 @@ def test_an_edit_of_the_recipe_reaches_no_trial_of_a_sweep_that_runs(folder: Pat
     sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=3"]), edits)
     sweep.run_trials()
     assert sweeps._winner(sweep) is not None
-    assert batches == [32, 32, 32, 32]
+    # trials count as no runs of the recipe, and the winner does
+    assert batches == [*[("tiny.sweep", 32)] * 3, ("tiny", 32)]
 
 
 def test_the_winner_runs_again_for_another_best_trial_or_evaluation(folder: Path) -> None:
@@ -150,6 +151,15 @@ def test_the_page_shows_no_credentials_and_survives_no_database(folder: Path) ->
     Path(sweep.plan.database(sweep.store.home).removeprefix("sqlite:///")).write_text("no database" * 2000)
     with pytest.raises(StoreError, match="can't be used"):
         sweep.write_page(content)
+
+
+def test_the_results_in_a_file_show_no_credentials(folder: Path) -> None:
+    sweep = going(read_plan("tiny.yaml", [RATE, "sweep.trials=2"]))
+    trial = sweep.study.next()
+    sweep.study.fail(trial, "https://me:pass-word@host/rows")
+    sweep.write()
+    text = (sweep.plan.folder(sweep.store.home) / "sweep.json").read_text()
+    assert "@host/rows" in text and "pass-word" not in text
 
 
 def test_the_page_of_a_sweep_hides_the_secrets_of_errors(monkeypatch: pytest.MonkeyPatch) -> None:

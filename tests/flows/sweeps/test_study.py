@@ -151,21 +151,6 @@ def test_a_study_of_another_sweep_is_refused_unless_it_has_no_result(tmp_path: P
     assert "--name" in error.value.fix
 
 
-def test_a_study_of_another_store_is_refused_and_left_as_it_was(tmp_path: Path) -> None:
-    def shared(store: str, recipe: str = "tiny") -> SweepStudy:
-        space = parse({"train.learning_rate": "1e-5..1e-1:log"}, lambda name, value: None)
-        address = f"sqlite:///{tmp_path / 'optuna.db'}"
-        return open_study("tiny", SweepConfig(), space, {"recipe": {"name": recipe}}, address, store)
-
-    study = shared("mine")
-    assert study.next() is not None  # without a result, a study of another recipe would be deleted
-    for recipe in ("tiny", "another"):
-        with pytest.raises(ConfigError, match="belongs to a sweep of another store") as error:
-            shared("theirs", recipe)
-        assert "--name" in error.value.fix
-    assert [trial.state for trial in shared("mine").trials()] == ["running"]
-
-
 def test_the_id_of_a_store_tells_homes_and_buckets_apart(tmp_path: Path) -> None:
     plan = read_plan("demo", ["train.learning_rate=1e-5..1e-4", "sweep.database=sqlite:///shared.db"])
     roots = [("/data/store", "one"), ("/data/store", "two"), ("s3://bucket/a", "one"), ("s3://bucket/b", "one")]

@@ -23,7 +23,7 @@ from trnflow.flows.runner.run import Result
 from trnflow.flows.sweeps.plan import read_plan
 from trnflow.flows.sweeps.study import open_study
 from trnflow.flows.sweeps.sweep import Sweep, _opened
-from trnflow.flows.sweeps.trial import Watch, seconds_of
+from trnflow.flows.sweeps.trial import Watch, remove_partial, seconds_of
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.errors import ConfigError, Interrupted, MachineError, NonFiniteLoss, StoreError, TrnflowError
 from trnflow.tasks.events import EventLog
@@ -32,14 +32,20 @@ RATE = "train.learning_rate=1e-5..1e-2:log"
 Fault = Callable[[], TrnflowError | None]
 
 
-def run(*overrides: str, recipe: str = "tiny.yaml", trials: int = 3, fault: Fault = lambda: None) -> Any:
+def run(
+    *overrides: str,
+    recipe: str = "tiny.yaml",
+    trials: int = 3,
+    fault: Fault = lambda: None,
+    measured: Callable[[Any], float] = float,
+) -> Any:
     """Run the trials of a sweep whose training takes no time, and return the content of sweep.json.
 
-    fault: called before each trial; returns its error."""
+    fault: called before each trial; returns its error; measured: from a trial's learning rate to its loss."""
 
     def trained(recipe: settings.Recipe, options: Any, run: str, *_: Any) -> Result:
         error = fault()
-        meta = {"metrics": {"eval_loss": recipe.train.learning_rate}}
+        meta = {"metrics": {"eval_loss": measured(recipe.train.learning_rate)}}
         steps = [] if error else [step("train", "ran", artifact=Artifact("sha256:0", "model", meta, ()))]
         return Result(run, steps, error=error)
 
@@ -112,6 +118,13 @@ def test_a_trial_that_fails_after_others_is_left_out(folder: Path) -> None:
     assert found["best"]["number"] in (0, 1)
 
 
+def test_a_trial_whose_metric_is_not_finite_is_never_the_best(folder: Path) -> None:
+    values = iter([0.3, float("inf"), 0.2])
+    found = run("sweep.direction=max", measured=lambda rate: next(values))
+    assert [trial["state"] for trial in found["trials"]] == ["completed", "failed", "completed"]
+    assert found["trials"][1]["error"] == "eval_loss is inf" and found["best"]["number"] == 0
+
+
 def test_a_full_disk_ends_the_sweep_and_the_trial_is_repeated(folder: Path) -> None:
     with pytest.raises(MachineError, match="the disk is full"):
         run(fault=third(lambda: MachineError("the disk is full")))
@@ -151,6 +164,38 @@ def test_the_first_evaluation_shows_which_metrics_there_are(metric: str) -> None
         emit({"metrics": {"step": 10, "values": {"grad_norm": 1.0}}})
         with pytest.raises(ConfigError, match="it reports eval_accuracy, eval_accuracy_before, eval_loss"):
             emit(first)
+
+
+def test_what_prunes_a_trial_is_a_number_that_training_has_reached() -> None:
+    """Neither the model before training nor a loss that is not finite, of which the study is not told."""
+    told: list[tuple[float, int]] = []
+
+    def report(trial: Any, value: float, step: int) -> bool:
+        told.append((value, step))
+        return True  # worse than the median
+
+    watch = Watch(SimpleNamespace(report=report), None, "eval_loss", threading.Event())
+    emit = EventLog(watch).stage("train", key="k", attempt="a", settings={})
+    for number, value in ((0, 0.9), (10, float("inf")), (20, float("nan"))):
+        emit({"metrics": {"step": number, "values": {"eval_loss": value}}})
+    assert not told and not watch.pruned
+    with pytest.raises(Interrupted, match="the trial was ended at step 30: its eval_loss is worse than the median"):
+        emit({"metrics": {"step": 30, "values": {"eval_loss": 0.8}}})
+    assert told == [(0.8, 30)] and watch.pruned
+
+
+def test_partial_state_of_a_pruned_trial_goes_unless_another_run_trains_with_its_key(tmp_path: Path) -> None:
+    store, key = new_store(tmp_path), "a" * 64
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state/weights").write_text("w")
+    store.partial(key).commit(10, tmp_path / "state")
+    other = store.waiter(key, run="other", attempt="other", ttl=1000.0).acquire()
+    assert other is not None
+    with other:
+        remove_partial(store, key, "ours", 1000.0)
+        assert store.partial(key).steps() == [10]
+    remove_partial(store, key, "ours", 1000.0)
+    assert store.partial(key).steps() == []
 
 
 @pytest.mark.process  # it starts a warm parent, unless a test before it has

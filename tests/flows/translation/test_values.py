@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,20 @@ from tests.flows.translation.test_keys import (
     INFO,
     LLAMA,
     LORA,
+    OF_AXOLOTL,
+    OF_DATASETS,
+    OF_LLAMA_FACTORY,
     PAIRS,
+    config_of,
     here,
+    of_dataset,
     resolved,
     rows,
     translated,
     value_of,
 )
 from trnflow.flows.translation import axolotl, llama_factory, templates, trainer_keys, write
+from trnflow.flows.translation.translation import hidden
 from trnflow.tasks.data.format.templates import ChatTemplate
 from trnflow.tasks.errors import ConfigError
 
@@ -69,6 +76,57 @@ def test_a_value_becomes_what_was_written_by_hand_for_it(here: Path, at: int) ->
     for ours, theirs in expected.items():
         for value in theirs.split():
             assert value_of(resolved({**base, key: value}), setting) == ours, value
+
+
+OF_TRNFLOW = {"train.keep_checkpoints": 2, "train.eps": 1e-8, "evaluate.batch": 32, "train.warmup_ratio": 0.0}
+"""Settings that a translation may leave to trnflow's defaults."""
+
+
+@pytest.mark.parametrize("whose", ["axolotl", "datasets", "llama-factory"])
+def test_a_line_of_the_tables_writes_what_was_written_by_hand_for_it(here: Path, whose: str) -> None:
+    """`test_keys` reads the recipes, too."""
+    tables = {
+        "axolotl": [(config_of(AXOLOTL, case), case) for case in OF_AXOLOTL],
+        "datasets": [(of_dataset(case)[0], case) for case in OF_DATASETS],
+        "llama-factory": [(config_of(LLAMA, case), case) for case in OF_LLAMA_FACTORY],
+    }
+    for config, case in tables[whose]:
+        t = translated(config)
+        found = {setting: t.get(setting) if t.has(setting) else OF_TRNFLOW.get(setting) for setting in case.expected}
+        # tuples are lists in a recipe
+        assert json.loads(json.dumps(found)) == json.loads(json.dumps(case.expected)), case.key
+
+
+def test_two_answers_of_a_row_share_a_chunk_with_no_others(here: Path) -> None:
+    for packed, plain in (
+        ({**AXOLOTL, **PAIRS, "sample_packing": True}, {**AXOLOTL, "sample_packing": True}),
+        ({**PAIRS_OF_LLAMA, "packing": True}, {**LLAMA, "packing": True}),
+        ({**PAIRS_OF_LLAMA, "neat_packing": True}, {**LLAMA, "neat_packing": True}),
+    ):
+        assert (translated(packed).get("pack.strategy"), translated(plain).get("pack.strategy")) == ("pad", "bfd")
+
+
+@pytest.mark.parametrize("form", ["hf_", "sk-", "ghp_", "github_pat_", "glpat-", "wandb_v1_"])
+def test_a_token_is_shown_nowhere(form: str) -> None:
+    assert hidden({"mine": [f"it is {form}abcDEF012345, truly"]}) == {"mine": ["it is ***, truly"]}
+    assert hidden(f"my{form}abcDEF012345") == f"my{form}abcDEF012345", "a word that only holds it"
+
+
+@pytest.mark.parametrize("key", ["base_model", "tokenizer_config"])
+def test_an_address_with_a_secret_becomes_no_setting(here: Path, key: str) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"^config.yml:\d+: {key} .*it holds a secret, and a recipe holds none"
+    ) as error:
+        translated({**AXOLOTL, key: "https://me:hunter2@host/model"})
+    assert "hunter2" not in error.value.message
+
+
+@pytest.mark.parametrize(("updates", "warm"), [(30, 0), (40, 2), (1000, 30), (10_000, 100)])
+def test_axolotl_warms_up_for_3_percent_of_known_updates_rounded_down_and_for_100_at_most(
+    here: Path, updates: int, warm: int
+) -> None:
+    share = translated({**AXOLOTL, "max_steps": updates}).get("train.warmup_ratio")
+    assert math.ceil(share * updates) == warm  # trnflow rounds up
 
 
 def test_no_value_of_the_tables_is_missing_above() -> None:
