@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.baselines.config import BASELINE, BEFORE
 from trnflow.tasks.evaluation.paired import chance, pair_of_sums
 from trnflow.tasks.evaluation.scores import SCORES, Score, accuracy, promoting
@@ -123,7 +122,7 @@ def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: str)
     return f"{text}: {advice}"
 
 
-def _rare(facts: Facts) -> Meta | None:
+def _rare(facts: Facts) -> BaselineReport | None:
     """Return the simple baseline, if it has the metric in which each class or label counts alike."""
     entries = facts.report.get("baselines", [])
     return next((each for each in entries if each["name"] == BASELINE and RARE in each.get("metrics", {})), None)
