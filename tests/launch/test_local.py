@@ -20,7 +20,7 @@ from trnflow.tasks.artifact import Input, Source
 from trnflow.tasks.errors import DataError, Interrupted, MachineError, ProcessFailed, Terminated
 from trnflow.tasks.launch import local
 from trnflow.tasks.launch.call import Call
-from trnflow.tasks.launch.local import run_call
+from trnflow.tasks.launch.local import Emit, run_call
 from trnflow.tasks.system.redaction import add_secret
 
 STARTED = pytest.param((), id="started")
@@ -153,13 +153,15 @@ def test_a_failing_listener_ends_the_stage_and_is_not_hidden(call_for, tmp_path)
     assert gone(json.loads((tmp_path / "pids.json").read_text()))
 
 
-def in_thread(call: Call, grace: float) -> tuple[threading.Thread, list[BaseException]]:
+def in_thread(
+    call: Call, grace: float, emit: Emit = lambda event: None
+) -> tuple[threading.Thread, list[BaseException]]:
     """run_call in a thread, as Prefect runs a task; its exception lands in the list."""
     caught: list[BaseException] = []
 
     def work():
         try:
-            run_call(replace(call, grace_seconds=grace), lambda event: None)
+            run_call(replace(call, grace_seconds=grace), emit)
         except BaseException as error:
             caught.append(error)
 
@@ -170,8 +172,10 @@ def in_thread(call: Call, grace: float) -> tuple[threading.Thread, list[BaseExce
 
 def test_a_call_in_a_thread_is_interrupted_and_saves(call_for, tmp_path, monkeypatch):
     monkeypatch.setattr(local, "STOP_SECONDS", 0.0)  # of those that save nothing
-    thread, caught = in_thread(call_for(tmp_path, stages.save, str(tmp_path / "saved")), 30)
+    said = threading.Event()  # after it was known that the stage saves
+    thread, caught = in_thread(call_for(tmp_path, stages.save, str(tmp_path / "saved")), 30, lambda event: said.set())
     pids = wait_for(tmp_path / "pids.json", json.loads)
+    assert said.wait(60)
     send(thread, KeyboardInterrupt)
     thread.join()
     assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
