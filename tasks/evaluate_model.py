@@ -94,12 +94,11 @@ class EvaluateConfig(PredictConfig):
 
 
 def evaluate_inputs(config: EvaluateConfig, inputs: Keyed) -> Meta:
-    """Return the table `inputs` of the key document: the inputs of `predict_rows`, the texts, and files of the harness."""
-    texts, harness = inputs["texts"], inputs.get("harness")
-    assert isinstance(texts, Artifact) and not isinstance(harness, Artifact)
-    of_harness = {"harness": harness.identity} if harness else {}
+    """Return the table `inputs` of the key document: the inputs of `predict_rows`, and the texts of every task."""
+    texts = inputs["texts"]
+    assert isinstance(texts, Artifact)
     before = {"before": before_inputs(config, inputs)} if config.baseline and is_told_before(inputs) else {}
-    return {**predict_inputs(config, inputs), "texts": texts.digest, **of_harness, **before}
+    return {**predict_inputs(config, inputs), "texts": texts.digest, **before}
 
 
 def evaluate_accelerator(config: EvaluateConfig) -> Meta:

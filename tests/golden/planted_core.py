@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.golden.planting import Fault
 
 FAULTS = [
+    Fault("mlflow: a stage's settings are sent with their secrets", "tasks/tracking/mlflow_runs.py",
+          'settings = without_secrets(event["settings"])\n        known', 'settings = event["settings"]\n        known',
+          "tracking/test_uploads.py"),
     Fault("events: a log is never synced", "tasks/events/log.py",
           "os.fsync(self._descriptor)", "pass", "events/test_log.py"),
     Fault("events: the end of a stage is not synced", "tasks/events/log.py",

@@ -92,6 +92,16 @@ def test_a_run_has_at_most_eight_single_figures_and_its_curves(tmp_path):
     assert "curve" in runs["train"].data.metrics
 
 
+def test_a_stage_s_settings_are_sent_without_secrets(tmp_path: Path) -> None:
+    with tracked(tmp_path, is_sent=False) as log:
+        emit = begin(log, "train", "d" * 64, epochs=3, hf_token="sesame", environment={"ANY_PASSWORD": "hunter2"})
+        emit({"metrics": {"step": 1, "values": {"loss": 1.0}}})
+        end(log, "train", "d" * 64, "b", seconds=1.0, metrics={"train_loss": 0.5})
+    assert send_logs(tmp_path) == 1
+    sent = runs_of(client_of(tmp_path), "r1")["train"].data
+    assert sent.params["epochs"] == "3" and not [word for word in ("sesame", "hunter2") if word in str(sent)]
+
+
 def check_one_training(home: Path, runs: list[str], key: str, steps: range) -> None:
     """All of `runs` trained the same key: one nested run, the last one's, with the whole curve."""
     mlflow = client_of(home)

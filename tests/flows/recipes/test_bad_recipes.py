@@ -144,7 +144,7 @@ def test_a_name_that_can_be_no_file_is_no_recipe(name: str) -> None:
         ("model.config.num_hidden_layers=1000000000", "num_hidden_layers is 1,000,000,000, and may be 10,000 at most", ""),
         ("train.epochs=three", "train.epochs can't be 'three': it takes a whole number", "change train.epochs"),
         ("train.engine=nativ", "train.engine can't be 'nativ': it takes one of xla, native", "did you mean train.engine=native?"),
-        ("train.class_weights=balance", "it takes one of auto, balanced or a mapping (name: a number", "train.class_weights=balanced?"),
+        ("train.class_weights=balance", "one of auto, balanced or a mapping (name", "train.class_weights=balanced?"),
         ("train.class_weights={a: x}", "train.class_weights.a can't be 'x': it takes a number above 0", ""),
         ("train.micro_batch=-3", "train.micro_batch can't be -3: it takes a whole number from 1 to 1,048,576 or auto", ""),
         ("train.remat=-1", "train.remat can't be -1: it takes true or false or a whole number from 1", ""),
