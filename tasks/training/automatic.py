@@ -97,7 +97,8 @@ def chosen(config: TrainConfig, known: Facts) -> TrainConfig:
 
     epochs: as many as give 16 updates for each output, 32 for each of several labels, and at least 300 (200 where a pretrained
     model learns one or two), from 3 to 20; 3 for language models, for texts that are compared, and where `max_steps` decides.
-    learning_rate: by method, task, outputs and width. class_weights: balanced where a row has one class, else none.
+    learning_rate: by method, task, outputs and width. class_weights: balanced where a row has one class and the loss is built
+    in, else none.
     """
     values: Meta = {}
     if config.epochs == AUTO:
@@ -105,7 +106,8 @@ def chosen(config: TrainConfig, known: Facts) -> TrainConfig:
     if config.learning_rate == AUTO:
         values["learning_rate"] = _learning_rate(config, known)
     if config.class_weights == AUTO:
-        values["class_weights"] = "balanced" if kind_of(known.task).one_class else None
+        # a loss of the user's may not read them, and is divided by their sum
+        values["class_weights"] = "balanced" if kind_of(known.task).one_class and not config.loss else None
     return config.model_copy(update=values)
 
 

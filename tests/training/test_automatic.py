@@ -102,6 +102,12 @@ def test_the_choices_are_those_of_the_page(case: str) -> None:
     assert (found.epochs, found.learning_rate) == numbers
 
 
+def test_a_loss_of_the_users_is_given_no_weights_that_nobody_asked_for() -> None:
+    own = {"loss": "losses:focal", "class_weights": "auto"}
+    assert chosen(TrainConfig(**own), CLASSES).class_weights is None
+    assert chosen(TrainConfig(**{**own, "class_weights": "balanced"}), CLASSES).class_weights == "balanced"
+
+
 def test_the_width_is_read_from_config_json_of_any_family() -> None:
     from transformers import AutoConfig
 

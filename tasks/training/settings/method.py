@@ -71,7 +71,8 @@ class LossSettings(Group):
 
     class_weights: Literal["auto", "balanced"] | dict[str, Positive] | None = None
     """How much a target of each label counts in the loss: a mapping from label to weight (labels left out: 1), or "balanced":
-    rows / (classes x rows of the label). auto: balanced where a row has one class. Default: all labels count alike."""
+    rows / (classes x rows of the label). auto: balanced where a row has one class, without `loss`. Default:
+    all labels count alike."""
 
     _loss_function: Callable[..., Any] | None = PrivateAttr(default=None)
 
