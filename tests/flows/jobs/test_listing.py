@@ -8,17 +8,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.helpers.stores import new_store
 from trnflow.flows.jobs.listing import Job, job_of, jobs_by_run, list_jobs
 from trnflow.tasks.store import Store
 from trnflow.tasks.system.clock import now
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path)
 
 
 def write(store: Store, job: str, name: str, document: Any) -> None:

@@ -9,7 +9,6 @@ from typing import Any, cast
 
 import pytest
 
-from tests.helpers.stores import new_store
 from trnflow.flows.jobs.elsewhere import Elsewhere, elsewhere_of
 from trnflow.flows.jobs.listing import stop_file
 from trnflow.flows.jobs.order import JobUri, carried_for, job_name, order_file, parse_uri, read_order, result_file
@@ -43,16 +42,6 @@ class Platform:
 
     def end(self, ticket: str) -> None:
         self.ended.append(ticket)
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path)
-
-
-@pytest.fixture
-def uri(store: Store) -> JobUri:
-    return JobUri(store.root, "a" * 64)
 
 
 def submitted(platform: Platform, store: Store, uri: JobUri) -> str:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from tests.helpers.stores import new_store
 from trnflow.flows.jobs import elsewhere as running
 from trnflow.flows.jobs import work as working
 from trnflow.flows.jobs.carry import _model, _settings
@@ -26,16 +25,6 @@ from trnflow.tasks.platforms.protocol import SECRET
 from trnflow.tasks.store import Store
 
 COMMIT = "c" * 40
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return new_store(tmp_path)
-
-
-@pytest.fixture
-def uri(store: Store) -> JobUri:
-    return JobUri(store.root, "a" * 64)
 
 
 def test_a_model_of_the_hub_is_the_commit_that_was_found_here(tmp_path: Path) -> None:
