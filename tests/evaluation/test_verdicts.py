@@ -655,6 +655,18 @@ def test_rare_classes_are_told_where_accuracy_hides_them(monkeypatch: pytest.Mon
     assert "rare" not in said(verdict(facts_of(expected, usual, np.full(rows, 0.8), often))), "it would take long"
 
 
+def test_better_on_rare_classes_alone_is_said() -> None:
+    """One row in 20 is rare: the model finds half of them for as many false alarms, the baseline none."""
+    expected = np.r_[np.ones(40, int), np.zeros(760, int)]
+    halves = np.r_[np.ones(20, int), np.zeros(20, int), np.ones(20, int), np.zeros(740, int)]
+    (line,) = (
+        line for line in verdict(facts_of(expected, halves, np.full(800, 0.95), np.zeros(800, int))) if "show" in line
+    )
+    assert line.endswith("but it is where each class counts alike (f1_macro 0.737 and 0.487)")
+    lines = verdict(facts_of(expected, np.zeros(800, int), np.full(800, 0.95), np.zeros(800, int)))
+    assert "counts alike" not in "".join(lines)
+
+
 def test_weights_that_cost_accuracy_are_named() -> None:
     """One row in 20 is rare: the weighted model finds them and gives false alarms, which the baseline never does."""
     expected = np.r_[np.ones(40, int), np.zeros(760, int)]

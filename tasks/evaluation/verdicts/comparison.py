@@ -128,16 +128,24 @@ def _rare(facts: Facts) -> BaselineReport | None:
     return next((each for each in entries if each["name"] == BASELINE and RARE in each.get("metrics", {})), None)
 
 
-def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None:
-    """Say that the simple baseline is better where each class or label counts alike, if it is not where each answer does."""
-    entry, metrics = _rare(facts), facts.report["metrics"]
+def _on_rare_labels(facts: Facts, *, worse: bool) -> Compared | None:
+    """Compare with the simple baseline by the metric in which each class or label counts alike; None of other tasks, and if
+    the model is not worse, or better, than that."""
+    entry = _rare(facts)
     if not (facts.kind.one_class or facts.kind.name == MultiLabel.name) or entry is None:
         return None
-    if any(each.worse <= WORSE for each in beside) or metrics[RARE] >= entry["metrics"][RARE]:
+    model, baseline = facts.report["metrics"][RARE], entry["metrics"][RARE]
+    if model == baseline or (model < baseline) != worse:
         return None
     if facts.kind.one_class and facts.count * len(facts.labels) > MOST_CELLS:
         return None
-    if (found := _compared(facts, RARE, entry)).worse > WORSE:
+    return _compared(facts, RARE, entry)
+
+
+def worse_on_rare_labels(facts: Facts, beside: Sequence[Compared]) -> str | None:
+    """Say that the simple baseline is better where each class or label counts alike, if it is not where each answer does."""
+    found = None if any(each.worse <= WORSE for each in beside) else _on_rare_labels(facts, worse=True)
+    if found is None or found.worse > WORSE:
         return None
     what, several = ("class", "classes") if facts.kind.one_class else ("label", "labels")
     weights = "" if facts.is_balanced else "train.class_weights=balanced, "
@@ -153,10 +161,10 @@ def no_better_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: 
     # nothing is better than all right
     same = [each for each in beside if each.better > BETTER and (each.metric, each.model) != (accuracy.name, 1)]
     if same:
-        return (
-            f"{facts.count:,} rows of {facts.split} do not show that the model is better than {_figures(same)}: "
-            f"more rows to evaluate on (data.split) may show it; {advice}"
-        )
+        text = f"{facts.count:,} rows of {facts.split} do not show that the model is better than {_figures(same)}"
+        if facts.kind.one_class and (rare := _on_rare_labels(facts, worse=False)) and rare.better <= BETTER:
+            return f"{text}, but it is where each class counts alike ({RARE} {figure(rare.model)} and {figure(rare.baseline)})"
+        return f"{text}: more rows to evaluate on (data.split) may show it; {advice}"
     majority = facts.report.get("majority")
     value = facts.report["metrics"].get(accuracy.name)
     if beside or majority is None or value is None or value > majority[accuracy.name]:
