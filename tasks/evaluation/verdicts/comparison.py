@@ -129,8 +129,7 @@ def _rare(facts: Facts) -> BaselineReport | None:
 
 
 def _on_rare_labels(facts: Facts, *, worse: bool) -> Compared | None:
-    """Compare with the simple baseline by the metric in which each class or label counts alike; None of other tasks, and if
-    the model is not worse, or better, than that."""
+    """Compare by the metric in which each class or label counts alike; None of other tasks, and on the other side."""
     entry = _rare(facts)
     if not (facts.kind.one_class or facts.kind.name == MultiLabel.name) or entry is None:
         return None
