@@ -75,6 +75,8 @@ class TaskRunner:
                 # the only processes that the flow starts through multiprocessing; the pool would wait for them
                 for worker in multiprocessing.active_children():
                     worker.kill()
+                # the pool fails what waits; its thread ends with a traceback if a part is cancelled meanwhile
+                waiting.clear()
             raise
         finally:
             for future in waiting:
