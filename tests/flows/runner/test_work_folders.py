@@ -1,7 +1,8 @@
-"""What jobs lay out in a home stays as long as one of them runs, and goes with the next run after a kill."""
+"""The folders that attempts and jobs work in: which are removed, and what a full disk says."""
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,7 +12,9 @@ import pytest
 
 from tests.helpers.command_line import InProcessShell
 from tests.helpers.stores import new_store
-from trnflow.flows.runner.work_folders import clear_jobs, job_folders
+from trnflow.flows.runner.work_folders import clear, clear_jobs, job_folders, workplace
+from trnflow.tasks.errors import StoreError
+from trnflow.tasks.system.process import ATTEMPT, this_process
 
 JOB = """
 import sys, time
@@ -56,3 +59,33 @@ def test_gc_clears_the_folders_of_jobs(tmp_path: Path) -> None:
     shell.environ["TRNFLOW_HOME"] = str(store.home)
     shell.json("gc", "--yes", "--store", store.root)
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_or_quota_is_an_error_of_the_disk(number: int, tmp_path: Path) -> None:
+    with pytest.raises(StoreError, match="is full"), workplace(tmp_path, "mine") as work:
+        raise OSError(number, os.strerror(number))
+    assert not work.exists()
+
+
+def test_another_error_stays_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(PermissionError), workplace(tmp_path, "mine"):
+        raise PermissionError(errno.EACCES, "no")
+
+
+def test_a_killed_runs_folder_stays_while_its_attempt_still_saves(tmp_path: Path) -> None:
+    killed = this_process()._replace(pid=2**22 + 1)  # above the kernel's largest
+    ours, theirs = (tmp_path / f"{process.tag}~mine" for process in (this_process(), killed))
+    for folder in (ours, theirs):
+        folder.mkdir()
+    command = [sys.executable, "-c", "print(flush=True); input()"]
+    with subprocess.Popen(
+        command, env=os.environ | {ATTEMPT: "mine"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as saves:
+        assert saves.stdout is not None
+        saves.stdout.readline()
+        clear(tmp_path)
+        assert theirs.exists()
+        saves.communicate(b"\n")
+    clear(tmp_path)
+    assert ours.exists() and not theirs.exists()
