@@ -117,7 +117,7 @@ def worse_than_a_baseline(facts: Facts, beside: Sequence[Compared], advice: str)
     if facts.kind.one_class and facts.is_balanced and entry is not None and model > entry["metrics"][RARE]:
         return (
             f"{text}, and not where each class counts alike ({RARE} {figure(model)} and {figure(entry['metrics'][RARE])}): where "
-            "each row does, train.class_weights=null helps"
+            "each row does, train.class_weights=null may help"
         )
     return f"{text}: {advice}"
 
