@@ -21,8 +21,10 @@ from trnflow.tasks.config import StageConfig
 from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE, row_format
 from trnflow.tasks.data.texts import PAIR
 from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG
+from trnflow.tasks.kinds.classification import TEMPERATURE
 from trnflow.tasks.kinds.preference import WEIGHED
 from trnflow.tasks.kinds.registry import FORMATS, kind_of
+from trnflow.tasks.model_folder.calibration import Divided, Division, output_layer, temperature_of
 from trnflow.tasks.model_folder.check import check_finite, check_folder, check_shapes, pieces
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.older_config import with_older_keys
@@ -35,6 +37,7 @@ from trnflow.tasks.model_folder.settings_files import (
     write_tokenizer,
 )
 from trnflow.tasks.model_folder.tokenizer_check import settle_tokenizer
+from trnflow.tasks.sources.model_sizes import CHAT_TEMPLATE
 from trnflow.tasks.sources.model_source import GENERATION, generation_config
 from trnflow.tasks.stage import Keyed, Workdir, read_json, stage, write_json
 from trnflow.tasks.system.model_process import model_environ
@@ -46,13 +49,17 @@ from trnflow.tasks.training.model.pretrained import TOKEN_TYPES, auto_class, tak
 from trnflow.tasks.training.shared_types import PARAMETER
 
 if TYPE_CHECKING:
-    from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, PackedMeta, TextsMeta, TokensMeta
+    from trnflow.tasks.metadata import CheckpointMeta, ModelMeta, PackedMeta, Task, TextsMeta, TokensMeta
 
 SCHEMA = 1
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 ROWS = 32
 """Rows of a forward pass over validation."""
+CALIBRATION = 10**13
+"""Floating point operations that calibration may take: two for each parameter and position."""
+FEWEST, MOST = 20, 1000
+"""Validation rows that choose a temperature; fewer, where a processor can't compute more in time, choose none."""
 WIDTHS = {"float32": ("F32", 4), "bfloat16": ("BF16", 2), "float16": ("F16", 2)}
 
 
@@ -64,6 +71,9 @@ class ConsolidateConfig(StageConfig):
     update is added in fp32 before weights are cast; the cast ones are evaluated."""
     max_shard_size: str = "5GB"
     """The largest size of one weight file, such as `5GB` or `500MB`."""
+    calibrate: bool = False
+    """Whether a classifier's logits are divided by a temperature that validation rows choose (Guo et al. 2017), within its last
+    layer: what it predicts stays, its probabilities come to say how often it is right. Of other tasks it does nothing."""
 
     @field_validator("max_shard_size")
     @classmethod
@@ -86,7 +96,9 @@ def consolidate_inputs(config: ConsolidateConfig, inputs: Keyed) -> Meta:
     ends = _ends(inputs.get("tokens"))
     keyed |= {"ends": ends} if any(ends.values()) else {}
     packed = inputs.get("packed")
-    if isinstance(packed, Artifact) and kind_of(packed.meta["task"]).decides:
+    if isinstance(packed, Artifact) and (
+        kind_of(packed.meta["task"]).decides or _calibrates(config, packed.meta["task"])
+    ):
         keyed["packed"] = packed.digest
     if ((shards.meta.get("settings") or {}).get("lora") or {}).get("base_dtype") == "nf4":
         keyed["bitsandbytes"] = bitsandbytes_version()
@@ -140,22 +152,25 @@ def consolidate(
         generates = learnt_settings(generation_config(base), out)
         write_json(out.path / GENERATION, generation_settings(document, generates, **_ends(tokens)))
     _write_tokenizer(shards, texts, tokens, empty, out)
-    _write_shards(out, _grouped(sizes, config, dtype), published, dtype)
-    if (shards.path / CONFIG).exists():
-        write_adapter(out.path / "adapter", shards, model, stored, dtype, empty)
-        for name in {TOKENIZER_CONFIG, *(file.name for file in (shards.path / "tokenizer").iterdir())}:
-            shutil.copyfile(out.path / name, out.path / "adapter" / name)
-        write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
-        with suppress(FileNotFoundError):  # of labelled rows
-            shutil.copyfile(out.path / GENERATION, out.path / "adapter" / GENERATION)
     formatted = _row_format(texts, tokens)
     # predictions are of the model's task, which may be another than that of its rows
     _write_row_format(formatted and {**formatted, "task": shards.meta["task"]}, out)
+    groups = _grouped(sizes, config, dtype)
+    _write_shards(out, groups, published, dtype)
+    temperature = _temperature(config, shards, packed, stored, sum(sizes.values()), out)
+    if temperature is not None:
+        published = PublishedWeights(Divided(weights, *temperature), empty)
+        _write_shards(out, groups, published, dtype)
+    if (shards.path / CONFIG).exists():
+        trained = stored if temperature is None else Divided(stored, *temperature)
+        write_adapter(out.path / "adapter", shards, model, trained, dtype, empty)
+        write_card(out.path / "adapter", shards.meta, document, origin, adapter=True)
+        _copy_beside_adapter(shards, out)
     if texts is not None and tokens is not None and "head" in texts.meta:
         _write_companions(texts.meta, tokens.meta, empty, out)
     # written tensors are compared with the checkpoint's, and the model computes a row
     check_folder(out, auto_class(shards.meta["task"]), settings, published, dtype)
-    decision = _decide(packed, out) if packed is not None and kind_of(shards.meta["task"]).decides else {}
+    decision = {TEMPERATURE: temperature.by} if temperature else _decide(shards, packed, out)
     write_card(out.path, shards.meta, document, origin, decision=decision)
     meta: ModelMeta = {
         "task": shards.meta["task"], "labels": shards.meta["labels"],
@@ -164,7 +179,18 @@ def consolidate(
     }  # fmt: skip
     if kind_of(shards.meta["task"]).pairs:
         meta["preference"] = {name: value for name, value in shards.meta["settings"].items() if name in WEIGHED}
+    if temperature:
+        meta["temperature"] = temperature.by
     return meta
+
+
+def _copy_beside_adapter(shards: Input[CheckpointMeta], out: Workdir) -> None:
+    """Copy the tokenizer's files, and of models that write those by which they do."""
+    for name in {TOKENIZER_CONFIG, *(file.name for file in (shards.path / "tokenizer").iterdir())}:
+        shutil.copyfile(out.path / name, out.path / "adapter" / name)
+    for name in (GENERATION, CHAT_TEMPLATE):
+        with suppress(FileNotFoundError):
+            shutil.copyfile(out.path / name, out.path / "adapter" / name)
 
 
 def _write_tokenizer(
@@ -230,18 +256,57 @@ def _write_row_format(document: Meta | None, out: Workdir) -> None:
     settings = document["rows"]["settings"]
     template, task = settings["chat_template"], settings["task"]
     if (task == "chat" or FORMATS[task].pairs) and template not in ("tokenizer", "sections"):
-        for folder in (out.path, out.path / "adapter"):
-            if folder.is_dir():
-                (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
+        (out.path / CHAT_TEMPLATE).write_text(template, encoding="utf-8")
 
 
-def _decide(packed: Input[PackedMeta], out: Workdir) -> Meta:
+def _calibrates(config: ConsolidateConfig, task: Task) -> bool:
+    return config.calibrate and kind_of(task).one_class
+
+
+def _temperature(
+    config: ConsolidateConfig,
+    shards: Input[CheckpointMeta],
+    packed: Input[PackedMeta] | None,
+    stored: Weights,
+    parameters: int,
+    out: Workdir,
+) -> Division | None:
+    """Return what the last layer of the written model is to be divided by; None where it stays as it is."""
+    from trnflow.tasks.evaluation.models import load_model
+    from trnflow.tasks.evaluation.row_outputs import some_logits
+    from trnflow.tasks.training.batches.sampler import Split
+
+    task = shards.meta["task"]
+    if packed is None or not _calibrates(config, task):
+        return None
+    split = Split(packed, "validation")
+    rows = min(sum(split.rows.values()), MOST, CALIBRATION // (2 * parameters * max(split.rows, default=1)))
+    if rows < FEWEST:
+        out.info(
+            f"probabilities are not calibrated: a processor computes {rows} rows of validation in time, of {FEWEST}"
+        )
+        return None
+    model = load_model(out.path, task)
+    layer = output_layer(model)
+    # without its head an adapter would say something else than the whole model
+    if not layer or ((shards.path / CONFIG).exists() and not set(layer) <= {*stored.names}):
+        out.info("probabilities are not calibrated: no last layer of which logits are a multiple was trained")
+        return None
+    chosen = Division(layer, temperature_of(*some_logits(model, split, ROWS, rows)))
+    out.info(f"chosen on validation: {TEMPERATURE} {chosen.by}")
+    return chosen
+
+
+def _decide(shards: Input[CheckpointMeta], packed: Input[PackedMeta] | None, out: Workdir) -> Meta:
     """Add to `trnflow.json` what the task chooses on validation, and return it; nothing without validation rows."""
     from trnflow.tasks.evaluation.models import load_model
     from trnflow.tasks.evaluation.row_outputs import row_outputs
     from trnflow.tasks.training.batches.sampler import Split
 
-    task, rows, file = packed.meta["task"], Split(packed, "validation"), out.path / ROW_FORMAT_FILE
+    task, file = shards.meta["task"], out.path / ROW_FORMAT_FILE
+    if packed is None or not kind_of(task).decides:
+        return {}
+    rows = Split(packed, "validation")
     if not rows.rows or not file.exists():
         return {}
     found = row_outputs(load_model(out.path, task), rows, task, ROWS, {}, lambda seen: None)

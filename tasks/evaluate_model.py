@@ -222,6 +222,7 @@ def _facts(
         _taught(packed, columns, len(labels)) if kind_of(task).one_class else None,
         unknown_share(tokenizer, token_counts(packed, split, tokenizer.vocab_size)),
         _generations(folder) if (folder / GENERATIONS).exists() and not goes_on else (),
+        predicted.meta.get("temperature"),
     )
 
 

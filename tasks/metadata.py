@@ -213,6 +213,8 @@ class ModelMeta(TrainedMeta):
     dtype: str
     preference: NotRequired[Meta]
     """The settings by which answers are rewarded (`preference_losses.Settings`)."""
+    temperature: NotRequired[float]
+    """What the logits of a classifier were divided by."""
 
 
 class ExportedMeta(TrainedMeta):

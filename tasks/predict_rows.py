@@ -71,9 +71,9 @@ def predict_rows(
     language model those of `RowLosses`, or of pairs `Rewards`; of models that write, generations.jsonl.
 
     exported: compared with `weights`. base, warm_start: the model that training started from. reference: of
-    compute_reference, for an objective that compares with it. Returns metadata: task (the model's), split, rows (chunks),
-    labels or `total` (nats), export_metrics, and export as in the report. Raises DataError when the split is missing or
-    empty, ModelError when the loss is not finite.
+    compute_reference, for an objective that compares with it. Returns metadata: task (the model's), split, rows (chunks), the
+    model's `temperature`, labels or `total` (nats), export_metrics, and export as in the report. Raises DataError when the split
+    is missing or empty, ModelError when the loss is not finite.
     """
     import torch
 
@@ -111,6 +111,7 @@ def predict_rows(
         "task": task,
         "split": name,
         "rows": sum(split.rows.values()),
+        "temperature": weights.meta.get("temperature"),
         "export": export,
         "export_metrics": metrics,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.evaluation.models import input_names
@@ -12,6 +12,12 @@ from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.kinds.targets import Outputs, TargetKind, joined
 from trnflow.tasks.training.batches.sampler import Batch, Split
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from trnflow.tasks.system.arrays import Ints
 
 
 def row_outputs(
@@ -34,6 +40,21 @@ def row_outputs(
             report(rows)
     found = joined(parts)
     return found._replace(decided=kind.decided(found.decided, decision))
+
+
+def some_logits(model: Any, split: Split, batch: int, most: int) -> tuple[NDArray[np.float32], Ints]:
+    """Return logits [rows, classes] and classes [rows] of a split, of more than about `most` rows of batches taken evenly."""
+    import numpy as np
+    import torch
+
+    parts = [*split.in_order(batch)]
+    logits, expected = [], []
+    with torch.inference_mode():
+        for address in parts[:: -(-len(parts) * batch // max(most, batch))]:
+            part = split.read(address._replace(rows=address.rows[address.rows >= 0]))
+            logits.append(model(**plain_inputs(part, model)).logits.float().cpu().numpy())
+            expected.append(part.targets.astype(np.int64))
+    return np.concatenate(logits), np.concatenate(expected)
 
 
 def plain_inputs(part: Batch, model: Any) -> dict[str, Any]:

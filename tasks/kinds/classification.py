@@ -9,6 +9,9 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.errors import ConfigError, DataError
 from trnflow.tasks.kinds.kind import Kind, Row
 
+TEMPERATURE = "temperature"
+"""What is chosen of a classifier that is calibrated."""
+
 
 class Classification(Kind):
     name = "classification"
@@ -31,6 +34,14 @@ class Classification(Kind):
 
     def target_of(self, settings: Any, labels: list[str], nested: Iterable[str]) -> Callable[[Row, str], Any]:
         return lambda row, where: row["label"]
+
+    def said_of(self, decision: Meta) -> str:
+        if TEMPERATURE not in decision:
+            return ""
+        return (
+            f"Its probabilities are calibrated: the last layer's weights are those of training, divided by "
+            f"{decision[TEMPERATURE]}, which was chosen on validation rows."
+        )
 
     def answer(self, values: list[float], labels: list[str], decision: Meta) -> Meta:
         best = max(range(len(values)), key=values.__getitem__)

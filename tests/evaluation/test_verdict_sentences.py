@@ -52,7 +52,7 @@ def test_confidence_is_told_where_it_is_far_from_accuracy_and_chance_does_not_ex
     rows: int, sure: float, right: float, told: bool
 ) -> None:
     bins = [{"rows": rows, "confidence": sure, "accuracy": right}]
-    facts: Any = SimpleNamespace(report={"calibration": bins}, curves=[], training={})
+    facts: Any = SimpleNamespace(report={"calibration": bins}, curves=[], training={}, temperature=None)
     assert (confidence(facts) is not None) is told
 
 

@@ -283,6 +283,9 @@ def test_probabilities_that_are_far_from_the_accuracy() -> None:
     assert said(verdict(facts_of(expected, predicted, np.full(400, 0.99)))) == {"too sure"}
     assert said(verdict(facts_of(expected, predicted, np.full(400, 0.4)))) == {"unsure"}
     assert said(verdict(facts_of(expected, predicted, np.full(400, 0.85)))) == set()
+    for sure, what in ((0.99, "high"), (0.4, "low")):
+        (line,) = verdict(facts_of(expected, predicted, np.full(400, sure), temperature=1.5))[1:]
+        assert f"too {what}, though rows of validation set them; more of these that are like test help" in line
     few = np.arange(30) % 4  # of so few rows chance may move it so far
     right = np.where(np.arange(30) < 24, few, (few + 1) % 4)
     assert "too sure" not in said(verdict(facts_of(few, right, np.full(30, 0.93))))
@@ -305,7 +308,10 @@ def test_a_loss_that_rises_while_accuracy_stays_is_a_sentence_about_confidence()
     given: Any = {"training": trained(curves(losses, evaluations(IMDB)), settings={"epochs": 11, "max_steps": None})}
     lines = verdict(facts_of(expected, predicted, np.full(400, 0.99), **given))
     assert said(lines) == {"too sure"}
-    assert "rose from 0.498 from epoch 2 on (update 58 of 319) to 1.17" in lines[1] and "label_smoothing" in lines[1]
+    assert (
+        "rose from 0.498 from epoch 2 on (update 58 of 319) to 1.17" in lines[1]
+        and "consolidate.calibrate=true helps" in lines[1]
+    )
 
 
 def test_a_loss_that_rises_while_accuracy_falls_is_over_training() -> None:

@@ -36,6 +36,35 @@ def test_a_classifier_comes_back_whole(tmp_path) -> None:
     assert (found.path / "tokenizer_config.json").exists() and not (found.path / "generation_config.json").exists()
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_calibrated_classifier_says_the_same_with_other_probabilities(tmp_path, dtype: str) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    packed = packed_classes(tmp_path / "packed", validation=40)
+    shards, parameters = checkpoint(tmp_path, packed, scale=8.0, **BERT)
+    config = ConsolidateConfig(calibrate=True, dtype=dtype, max_shard_size="10KB")
+    given = {"shards": shards, "model": NOTHING, "packed": packed}
+    found = run_stage(consolidate, config, tmp_path / "run", **given).artifact
+    by = found.meta["temperature"]
+    assert by > 1.5  # a random model is right in a third, and sure
+    model = AutoModelForSequenceClassification.from_pretrained(found.path)
+    for name, value in model.named_parameters():
+        wanted = parameters[name] / by if name.startswith("classifier.") else parameters[name]
+        assert torch.equal(value, wanted.to(value.dtype)), name
+    assert f"divided by {by}, which was chosen on validation rows" in (found.path / "README.md").read_text()
+    plain = run_stage(consolidate, ConsolidateConfig(dtype=dtype), tmp_path / "plain", **given).artifact
+    assert "temperature" not in plain.meta and "calibrated" not in (plain.path / "README.md").read_text()
+
+
+def test_few_rows_of_validation_calibrate_nothing(tmp_path) -> None:
+    packed = packed_classes(tmp_path / "packed", validation=9)
+    shards, _ = checkpoint(tmp_path, packed, **BERT)
+    given = {"shards": shards, "model": NOTHING, "packed": packed}
+    run = run_stage(consolidate, ConsolidateConfig(calibrate=True), tmp_path / "run", **given)
+    assert "temperature" not in run.artifact.meta
+    assert any("a processor computes 18 rows of validation in time, of 20" in text for text in run.said("info"))
+
+
 def test_a_tied_language_model_in_several_files(tmp_path) -> None:
     from transformers import AutoModelForCausalLM
 

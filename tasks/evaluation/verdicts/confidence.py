@@ -24,15 +24,15 @@ def confidence(facts: Facts) -> str | None:
     if abs(sure - right) <= max(FAR, ERRORS * error):
         return None
     text = f"the mean probability of what the model says is {figure(sure)}, and it is right in {figure(right)}"
+    far = f"its probabilities are too {'low' if sure < right else 'high'}"
+    if facts.temperature is not None:
+        return f"{text}: {far}, though rows of validation set them; more of these that are like {facts.split} help (data.split)"
     if sure < right:
-        return f"{text}: its probabilities are too low; more updates or a higher rate help (train.epochs, train.learning_rate)"
+        return f"{text}: {far}; consolidate.calibrate=true helps, or more updates (train.epochs, train.learning_rate)"
     risen = risen_loss(facts)
     why = (
         f" (validation's loss rose from {figure(risen.lowest)} {where(facts, risen.step)} to {figure(risen.last)})"
         if risen
         else ""
     )
-    return (
-        f"{text}: its probabilities are too high{why}; train.label_smoothing=0.1 helps; fewer train.epochs do, too, and may cost "
-        "accuracy"
-    )
+    return f"{text}: {far}{why}; consolidate.calibrate=true helps, and changes no prediction"

@@ -37,6 +37,7 @@ class Facts:
         taught: int64 [classes], rows of train. None of other tasks.
         unknown: The share of the split's tokens that are no text that the tokenizer knows.
         generations: Of which most should end.
+        temperature: By which the model's logits were divided, as validation chose. None: they are training's.
     """
 
     report: Report
@@ -50,6 +51,7 @@ class Facts:
     taught: Ints | None = None
     unknown: float = 0.0
     generations: Sequence[Generation] = ()
+    temperature: float | None = None
 
     @property
     def kind(self) -> Kind:

@@ -116,7 +116,7 @@ def _quantisation(shards: Input, model: Any) -> dict[str, Callable[[Tensor], Ten
     return dict.fromkeys(quantised_layers(model), partial(rounded, kind=kind, dtype=getattr(torch, settings["dtype"])))
 
 
-def write_adapter(folder: Path, shards: Input, model: Source, trained: Reader, dtype: str, empty: Any) -> None:
+def write_adapter(folder: Path, shards: Input, model: Source, trained: Weights, dtype: str, empty: Any) -> None:
     """Write `adapter_model.safetensors` and `adapter_config.json`, as `peft.PeftModel.from_pretrained` opens them. empty: the
     model on "meta"."""
     import torch
