@@ -23,6 +23,7 @@ from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.row_columns import ARGUMENTS, fixes_of, says_something
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.data.load.labels import whole_number
 from trnflow.tasks.kinds.label_names import alike, say_the_same
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
@@ -226,9 +227,10 @@ def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
     for role, column in draft.taken:
         if role not in OPTIONAL and column.name not in others:
             return f"it has no column {column.name}"
-        labels = others[column.name].counts if role == "label" else column.counts
-        if role == "label" and not labels.keys() & column.counts.keys():
-            return f"its labels are unknown ({', '.join([*labels][:3]) or 'blank'})"
+        if role == "label":
+            labels = [*others[column.name].counts]
+            if not {*map(whole_number, labels)} & {*map(whole_number, column.counts)}:
+                return f"its labels are unknown ({', '.join(labels[:3]) or 'blank'})"
     return ""
 
 

@@ -251,6 +251,14 @@ def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
     assert data.splits == {"train": "train", "validation": "validation"} and data.split["test"] == 0.1
 
 
+def test_a_test_split_whose_labels_are_the_same_numbers_is_used(here: Shell) -> None:
+    (here.folder / "set").mkdir()
+    (here.folder / "set/train.csv").write_bytes(table("text", "label", label=["1.0", "2.0", "", "3.0"]))
+    (here.folder / "set/test.csv").write_bytes(table("text", "label", label=[1, 2, 3]))
+    assert "not test" not in here("new", "set", "model.source=base").stdout
+    assert "test" not in settings.load(str(here.folder / "set.yaml")).data.split
+
+
 def test_few_rows_and_blank_ones(here: Shell) -> None:
     (here.folder / "few.csv").write_bytes(table("text", "label", rows=12, label=KINDS))
     assert "has 12 rows" in here.error("new", "few.csv", "model.source=base", code=1)
