@@ -296,6 +296,8 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                                  "answer has 2 values", "data.label=answer"),
     "an unknown role": ("t.jsonl", lines(lambda n: {"messages": [{"role": "clown", "content": "x"}]}), DataError,
                         "has the role 'clown'", ""),
+    "a workbook": ("t.xlsx", b"PK\x03\x04\0\0", ConfigError, "t.xlsx is no data file: it is binary",
+                   "save the sheet as CSV in UTF-8; or give rows in one of these formats: .parquet"),
     "an image": ("photo.png", PNG, ConfigError, "photo.png is no data file: it is binary", ".parquet"),
     "TRL's prompt and completion of messages": (
         "t.jsonl", lines(lambda n: {"prompt": [{"role": "user", "content": sentence(n)}],
