@@ -113,7 +113,8 @@ def _no_texts(columns: dict[str, Column]) -> ConfigError:
         )
     if mixed := [name for name in nested if any(isinstance(example, str) for example in columns[name].examples)]:
         return ConfigError(
-            f"{mixed[0]} holds texts in some rows, and lists or objects in others", "give the column one type in the file"
+            f"{mixed[0]} holds texts in some rows, and lists or objects in others",
+            "give the column one type in the file",
         )
     return ConfigError(
         f"no column holds texts to train on: {listed(columns)}",

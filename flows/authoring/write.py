@@ -22,8 +22,8 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.row_columns import ARGUMENTS, fixes_of, says_something
-from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.data.load.labels import whole_number
+from trnflow.tasks.errors import ConfigError, DataError, ModelError
 from trnflow.tasks.kinds.label_names import alike, say_the_same
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
 from trnflow.tasks.sources.hub_errors import is_out_of_reach

@@ -360,7 +360,9 @@ def test_what_is_not_clear_is_asked_or_refused(
 
 
 def test_a_named_column_that_can_not_be_read_is_refused_with_its_row(tmp_path: Path) -> None:
-    content = lines(lambda n: {"title": sentence(n, 5), "body": "HALF" if n == 7 else sentence(n), "label": KINDS[n % 3]})
+    content = lines(
+        lambda n: {"title": sentence(n, 5), "body": "HALF" if n == 7 else sentence(n), "label": KINDS[n % 3]}
+    )
     with pytest.raises(DataError, match=r"row 8: body holds '.ud83d'") as caught:
         taken(tmp_path, "t.jsonl", content.replace(b"HALF", rb"a\ud83d"), {"data": {"text": ["title", "body"]}})
     assert "name another column" in caught.value.fix
