@@ -256,7 +256,7 @@ def test_a_test_split_whose_labels_are_the_same_numbers_is_used(here: Shell) -> 
     (here.folder / "set/train.csv").write_bytes(table("text", "label", label=["1.0", "2.0", "", "3.0"]))
     (here.folder / "set/test.csv").write_bytes(table("text", "label", label=[1, 2, 3]))
     assert "not test" not in here("new", "set", "model.source=base").stdout
-    assert "test" not in settings.load(str(here.folder / "set.yaml")).data.split
+    assert settings.load(str(here.folder / "set.yaml")).data.splits == {}
 
 
 def test_few_rows_and_blank_ones(here: Shell) -> None:
