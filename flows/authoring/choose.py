@@ -46,6 +46,9 @@ def choose(looked: Looked, given: Meta) -> Draft:
     """Return the draft of a recipe. given: the settings that the user named. Raises Question, ConfigError, DataError."""
     data, form = given.get("data", {}), given.get("format", {})
     columns = looked.columns
+    for name in _named(data, form):
+        if name in looked.unreadable:
+            raise DataError(looked.unreadable[name], "repair that row in the file, or name another column")
     task = form.get("task") or ("classification" if data.get("label") else None)
     if task in TASKS:
         make, settings = TASKS[task]
@@ -59,23 +62,35 @@ def choose(looked: Looked, given: Meta) -> Draft:
         drafts = (make(columns, data, form) for name, (make, _) in TASKS.items() if name != "regression")
         draft = next(filter(None, drafts), None)
     if draft is None:
-        raise _no_texts(columns)
+        raise next((_unread(why) for why in looked.unreadable.values()), None) or _no_texts(columns)
     is_text = draft.settings["format"].get("task") == "text"
     if not task:
         _refuse_half(columns, draft, is_text=is_text)
     for name, why in looked.unreadable.items():
         if not task and (is_text or (draft.base == "classify" and name.lower() in LABELS)):
-            raise DataError(
-                why,
-                "give the column one type in the file, or name what is learnt: format.task=text or data.label=COLUMN",
-            )
-    named = [value for settings in (data, form) for value in settings.values()]
-    if any(column.name.startswith(UNNAMED) and column.name not in named for _, column in draft.taken):
+            raise _unread(why)
+    if any(column.name.startswith(UNNAMED) and column.name not in _named(data, form) for _, column in draft.taken):
         raise ConfigError(
             "the first line does not name all columns: is it a title?",
             "remove the lines above the names of the columns",
         )
     return draft
+
+
+def _named(*settings: Meta) -> list[str]:
+    """Return the texts of the user's settings, among them the names of columns."""
+    values = [value for each in settings for value in each.values()]
+    names = [name for value in values for name in (value if isinstance(value, list) else [value])]
+    return [name for name in names if isinstance(name, str)]
+
+
+def _unread(why: str) -> DataError:
+    """Return the error about a column that can't be read, and may be what is to be learnt."""
+    return DataError(
+        why,
+        "repair the row, or give the column one type in the file; or name what is learnt: format.task=text or "
+        "data.label=COLUMN",
+    )
 
 
 def _no_texts(columns: dict[str, Column]) -> ConfigError:
@@ -95,6 +110,11 @@ def _no_texts(columns: dict[str, Column]) -> ConfigError:
         return Question(
             f"which column holds the texts? {listed(columns)}",
             {**{f"data.text={name}": columns[name].describe() for name in short}, **pair},
+        )
+    if mixed := [name for name in nested if any(isinstance(example, str) for example in columns[name].examples)]:
+        return ConfigError(
+            f"{mixed[0]} holds texts in some rows, and lists or objects in others",
+            "give the column one type in the file",
         )
     return ConfigError(
         f"no column holds texts to train on: {listed(columns)}",

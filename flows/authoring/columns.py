@@ -85,8 +85,12 @@ def find_label(columns: dict[str, Column], texts: list[Column], asked: bool) -> 
     """Return the column of the classes and others that may be it, None if nothing looks like classes. Raises Question."""
     rest = [column for column in columns.values() if column not in texts]
     if lists := next((column for column in rest if column.nested and column.name.lower() in LABELS), None):
-        what = f"{lists.name} holds lists of more than names or numbers"
-        raise ConfigError(what, "give rows a label, or a list of labels")
+        fields = [name for example in lists.examples[:1] if isinstance(example, dict) for name in example][:4]
+        what = f"objects with the fields {', '.join(fields)}" if fields else "lists of more than names or numbers"
+        raise ConfigError(
+            f"{lists.name} holds {what}",
+            "give rows a column with the label alone, or with a list of labels; or name another column: data.label=COLUMN",
+        )
     siblings = {f"{column.name}_name" for column in rest}  # load_data reads the names of the classes there
     classes = [column for column in rest if column.can_be_classes and column.name not in siblings]
     named = sorted((c for c in classes if c.name.lower() in LABELS), key=lambda c: _place(c.name, LABELS))

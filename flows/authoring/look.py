@@ -53,6 +53,7 @@ MOST_ALONE = 1000
 """Columns of a file that are read one by one, to know which can't be read."""
 SHORT = 100
 """Mean characters of the values of a column that can hold classes. One long name among many is none the less a class."""
+SPREADSHEETS = (".xlsx", ".xlsm", ".xls", ".ods")
 MONTHS = "jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec"
 _DATE = re.compile(
     rf"\W*(\d{{4}}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{{2,4}}|(\w{{3,9}},? )?(\d\d?\W+)?({MONTHS})[a-z]*\.? \d)",
@@ -264,7 +265,8 @@ def _no_data(file: DataFile) -> ConfigError:
     refuse_tags(file.name, head)
     if b"\0" in head or not head:
         what = "is empty" if not head else "is no data file: it is binary"
-        return ConfigError(f"{file.name} {what}", f"give rows in one of these formats: {', '.join(FORMATS)}")
+        sheet = "save the sheet as CSV in UTF-8; or " * file.name.lower().endswith(SPREADSHEETS)
+        return ConfigError(f"{file.name} {what}", f"{sheet}give rows in one of these formats: {', '.join(FORMATS)}")
     return ConfigError(
         f"the name of {file.name} does not show its format",
         f"name it: data.format=csv (or {', '.join(sorted({*FORMATS.values()} - {'csv'}))})",

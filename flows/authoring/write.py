@@ -22,7 +22,9 @@ from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.format.config import FormatConfig
 from trnflow.tasks.data.format.instruction_styles import STYLES
 from trnflow.tasks.data.format.row_columns import ARGUMENTS, fixes_of, says_something
+from trnflow.tasks.data.load.labels import whole_number
 from trnflow.tasks.errors import ConfigError, DataError, ModelError
+from trnflow.tasks.kinds.label_names import alike, say_the_same
 from trnflow.tasks.sources.data_files import ALIASES, COMPRESSED, FORMATS
 from trnflow.tasks.sources.hub_errors import is_out_of_reach
 from trnflow.tasks.sources.model_source import model_source
@@ -134,10 +136,12 @@ def complete(
         if draft.base == "classify" and missing and looked.rows < FEW_ROWS and not by:
             data["stratify"] = True
             draft.why["data.stratify"] = "so few rows are shared out label by label"
-        blank = max(column.blank for role, column in draft.taken)
-        if blank:
+        splits = [looked.columns, *(looked.others[split] for split in usable)]
+        blank = {c.name: sum(split[c.name].blank for split in splits) for _, c in draft.taken}
+        if any(blank.values()):
             data["nulls"] = "drop"
-            draft.why["data.nulls"] = f"{blank:,} rows lack a text or a label"
+            rows = ", ".join(f"{name} ({count:,})" for name, count in blank.items() if count)
+            draft.why["data.nulls"] = f"rows without {rows}"
     if not looked.is_whole or looked.rows > MANY_ROWS:
         rows = f"{'more than ' * (not looked.is_whole)}{looked.rows:,} rows"
         draft.others["data.limit"] = [(2000, f"for a first look: {rows} take a processor long")]
@@ -223,9 +227,10 @@ def _unlike(draft: Draft, looked: Looked, others: dict[str, Column]) -> str:
     for role, column in draft.taken:
         if role not in OPTIONAL and column.name not in others:
             return f"it has no column {column.name}"
-        labels = others[column.name].counts if role == "label" else column.counts
-        if role == "label" and not labels.keys() & column.counts.keys():
-            return f"its labels are unknown ({', '.join([*labels][:3]) or 'blank'})"
+        if role == "label":
+            labels = [*others[column.name].counts]
+            if not {*map(whole_number, labels)} & {*map(whole_number, column.counts)}:
+                return f"its labels are unknown ({', '.join(labels[:3]) or 'blank'})"
     return ""
 
 
@@ -263,6 +268,9 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     lines += [f"used only where the chat template reads them: {', '.join(draft.fields)}"] * bool(draft.fields)
     lines += _refusals(draft, looked)
     lines += [f"splits: {why}" for why in [draft.why.get("data.splits")] if why]
+    lines += [f"left out: {why}" for why in [draft.why.get("data.nulls")] if why]
+    is_rule = draft.settings["data"].get("label") not in looked.columns
+    lines += [r for role, label in draft.taken if role == "label" and not is_rule for r in _names_of_labels(label)]
     lines += [f"not read: {', '.join(looked.unread[:5])}"] * bool(looked.unread)
     lines += [f"column {name} can't be read: {why}" for name, why in [*looked.unreadable.items()][:5]]
     lines += looked.remarks[:5] + [f"{len(looked.remarks) - 5} more remarks of this kind"] * bool(looked.remarks[5:])
@@ -273,6 +281,12 @@ def report(draft: Draft, looked: Looked) -> list[str]:
     merge(read.tree, draft.settings, Recipe)
     machine = read.for_this_machine().machine  # "" if the user named other hardware
     return [f"task: {draft.settings['format']['task']}, from {rows} of train", *lines, *filter(None, [machine])]
+
+
+def _names_of_labels(label: Column) -> list[str]:
+    """Return remarks on labels that look alike, or say the same."""
+    names = [] if label.many else sorted(label.counts)
+    return [*alike(names), *say_the_same(names)]
 
 
 def recipe_text(draft: Draft, looked: Looked, name: str, *, hub: bool) -> str:

@@ -345,7 +345,7 @@ FAULTS = [
     Fault("own metrics: what only another process returns is kept quiet", "tasks/evaluation/own_metrics.py",
           "for name in first.keys() | second.keys():", "for name in first:", "evaluation/test_own_values.py"),
     Fault("authoring: a column without a name can't be named", "flows/authoring/choose.py",
-          " and column.name not in named for _", " for _", "flows/authoring/test_choose.py"),
+          " and column.name not in _named(data, form) for _", " for _", "flows/authoring/test_choose.py"),
     Fault("loading: the first line is Excel's, blank lines or not", "tasks/data/load/csv_rows.py",
           "return Dialect(named[1], number)", "return Dialect(named[1], 1)", "data/load/test_csv.py"),
     Fault("runner: a forced part leaves the one on record", "flows/runner/parts/worker_process.py",

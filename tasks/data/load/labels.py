@@ -176,10 +176,10 @@ class LabelSet:
 
         Raises DataError, with file and row, if a split has another label.
         """
-        ids, by_number = dict(self.ids), {_whole(text): i for text, i in self.ids.items()}
+        ids, by_number = dict(self.ids), {whole_number(text): i for text, i in self.ids.items()}
         for seen in splits:
             for label, where in seen.first.items():
-                number = ids.get(label, by_number.get(_whole(label)))
+                number = ids.get(label, by_number.get(whole_number(label)))
                 if number is None:
                     near = next((name for name in self.names if comparable(name) == comparable(label)), None)
                     raise DataError(
@@ -198,17 +198,17 @@ class LabelSet:
     def equal_numbers(self) -> dict[str, str]:
         """{label as in the data: the class of the same number that it counts as}."""
         pairs = {text: self.names[i] for text, i in self.ids.items()}
-        return {text: name for text, name in pairs.items() if text != name and _whole(text) == _whole(name)}
+        return {text: name for text, name in pairs.items() if text != name and whole_number(text) == whole_number(name)}
 
 
-def _whole(label: str) -> str:
+def whole_number(label: str) -> str:
     """Return a number without the zeros of its fraction, as pandas writes whole numbers of columns with gaps."""
     match = _WHOLE.fullmatch(label)
     return match[1] if match else label
 
 
 def _is_integer(label: str) -> bool:
-    return _INTEGER.fullmatch(_whole(label)) is not None
+    return _INTEGER.fullmatch(whole_number(label)) is not None
 
 
 def label_set(
@@ -232,12 +232,12 @@ def _found(train: SeenLabels) -> LabelSet:
     for label, where in train.first.items() if all(map(is_number, train.first)) else ():
         if not float(label).is_integer():
             raise DataError(f"{where}: the label {label} {_why_no_class(float(label))}", NO_CLASSES)
-    texts = {_whole(label): label for label in sorted(train.first, key=len, reverse=True)}
+    texts = {whole_number(label): label for label in sorted(train.first, key=len, reverse=True)}
     are_numbers = all(map(is_number, texts))
     ordered = sorted(texts, key=(lambda text: (float(text), text)) if are_numbers else None)
     names = [train.names.get(texts[text], texts[text]) for text in ordered]
     places = {text: i for i, text in enumerate(ordered)}
-    ids = {label: places[_whole(label)] for label in train.first}
+    ids = {label: places[whole_number(label)] for label in train.first}
     return LabelSet(names if len(set(names)) == len(names) else [texts[text] for text in ordered], ids)
 
 

@@ -275,6 +275,15 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
     "a class and a list of tags": (
         "t.jsonl", lines(lambda n: {"text": sentence(n), "category": KINDS[n % 3], "tags": KINDS[: n % 3]}), Question,
         "category holds classes and tags lists", "format.task=multi_label format.target=tags"),
+    "a label inside objects": (
+        "t.jsonl", lines(lambda n: {"text": sentence(n), "sentiment": {"label": KINDS[n % 3], "score": 0.5}}), ConfigError,
+        "sentiment holds objects with the fields label, score", "a column with the label alone"),
+    "half a character in a text": (
+        "t.jsonl", (lines(lambda n: {"text": sentence(n), "label": KINDS[n % 3]}) + b'\n{"text": "ab\\ud83d", "label": "bug"}'),
+        DataError, r"t.jsonl row 61: text holds '\ud83d', half a character", "repair the row"),
+    "a list among texts": (
+        "t.jsonl", lines(lambda n: {"text": [sentence(n)] if n == 7 else sentence(n), "label": KINDS[n % 3]}), ConfigError,
+        "text holds texts in some rows, and lists or objects in others", "give the column one type"),
     "lists of objects": ("t.jsonl", lines(lambda n: {"text": sentence(n), "labels": [{"name": "b"}]}), ConfigError,
                          "labels holds lists", ""),
     "pairs with a prompt in two columns": (
@@ -287,6 +296,8 @@ ASKED: dict[str, tuple[str, bytes, type[TrnflowError], str, str]] = {
                                  "answer has 2 values", "data.label=answer"),
     "an unknown role": ("t.jsonl", lines(lambda n: {"messages": [{"role": "clown", "content": "x"}]}), DataError,
                         "has the role 'clown'", ""),
+    "a workbook": ("t.xlsx", b"PK\x03\x04\0\0", ConfigError, "t.xlsx is no data file: it is binary",
+                   "save the sheet as CSV in UTF-8; or give rows in one of these formats: .parquet"),
     "an image": ("photo.png", PNG, ConfigError, "photo.png is no data file: it is binary", ".parquet"),
     "TRL's prompt and completion of messages": (
         "t.jsonl", lines(lambda n: {"prompt": [{"role": "user", "content": sentence(n)}],
@@ -346,6 +357,15 @@ def test_what_is_not_clear_is_asked_or_refused(
         taken(tmp_path, name, content)
     assert says in caught.value.message and fix in caught.value.fix
     assert "\n" not in str(caught.value)
+
+
+def test_a_named_column_that_can_not_be_read_is_refused_with_its_row(tmp_path: Path) -> None:
+    content = lines(
+        lambda n: {"title": sentence(n, 5), "body": "HALF" if n == 7 else sentence(n), "label": KINDS[n % 3]}
+    )
+    with pytest.raises(DataError, match=r"row 8: body holds '.ud83d'") as caught:
+        taken(tmp_path, "t.jsonl", content.replace(b"HALF", rb"a\ud83d"), {"data": {"text": ["title", "body"]}})
+    assert "name another column" in caught.value.fix
 
 
 def test_answers_are_obeyed(tmp_path: Path) -> None:

@@ -251,12 +251,37 @@ def test_a_test_split_whose_labels_are_hidden_is_left_out(here: Shell) -> None:
     assert data.splits == {"train": "train", "validation": "validation"} and data.split["test"] == 0.1
 
 
+def test_a_test_split_whose_labels_are_the_same_numbers_is_used(here: Shell) -> None:
+    (here.folder / "set").mkdir()
+    (here.folder / "set/train.csv").write_bytes(table("text", "label", label=["1.0", "2.0", "", "3.0"]))
+    (here.folder / "set/test.csv").write_bytes(table("text", "label", label=[1, 2, 3]))
+    assert "not test" not in here("new", "set", "model.source=base").stdout
+    assert settings.load(str(here.folder / "set.yaml")).data.splits == {}
+
+
 def test_few_rows_and_blank_ones(here: Shell) -> None:
     (here.folder / "few.csv").write_bytes(table("text", "label", rows=12, label=KINDS))
     assert "has 12 rows" in here.error("new", "few.csv", "model.source=base", code=1)
     (here.folder / "blank.csv").write_bytes(TICKETS + b"900,,bug\n901,what a day it was again,\n")
-    assert here("new", "blank.csv", "model.source=base").returncode == 0
-    assert "nulls: drop   # 1 rows lack" in (here.folder / "blank.yaml").read_text()
+    assert "left out: rows without body (1), category (1)\n" in here("new", "blank.csv", "model.source=base").stdout
+    assert "nulls: drop   # rows without body (1), category (1)" in (here.folder / "blank.yaml").read_text()
+
+
+def test_blank_labels_of_the_test_split_are_left_out_too(here: Shell) -> None:
+    (here.folder / "set").mkdir()
+    (here.folder / "set/train.csv").write_bytes(TICKETS)
+    (here.folder / "set/test.csv").write_bytes(TICKETS + b"900,what a day it was again,\n")
+    assert "left out: rows without category (1)\n" in here("new", "set", "model.source=base").stdout
+    assert settings.load(str(here.folder / "set.yaml")).data.nulls == "drop"
+
+
+def test_labels_that_look_alike_are_named_before_anything_runs(here: Shell) -> None:
+    (here.folder / "t.csv").write_bytes(table("text", "label", label=["joy", "Joy ", "fear"]))
+    same = "labels that differ by surrounding blanks and capitals alone count as 2: 'Joy ' and 'joy'\n"
+    assert same in here("new", "t.csv", "model.source=base").stdout
+    (here.folder / "n.csv").write_bytes(table("text", "stars", stars=["1", "01", "5", "4"]))
+    assert "count as 2: '01' and '1'" in here("new", "n.csv", "model.source=base", "name=classes").stdout
+    assert "count as 2" not in here("new", "n.csv", "model.source=base", "data.label=stars >= 4").stdout
 
 
 def test_a_file_that_another_program_wrote_meanwhile_stays(tmp_path: Path) -> None:
