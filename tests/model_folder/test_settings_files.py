@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.helpers.small_models import workdir
+from tests.helpers.small_models import tokenizer, workdir
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, bert_pipeline
+from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, bert_pipeline, read_tokenizer
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.settings_files import (
     generation_settings,
@@ -70,6 +70,17 @@ def test_a_tokenizer_without_a_limit_gets_the_model_s(known: Meta, limit: int, t
     (tmp_path / "any").mkdir()
     write_tokenizer(tmp_path / "from", tmp_path / "any", None)
     assert read_json(tmp_path / "any" / "tokenizer_config.json") == {"unk_token": "<unk>", **known}
+
+
+@pytest.mark.parametrize(("known", "pad"), [({}, "</s>"), ({"pad_token": "<pad>"}, "<pad>")])
+def test_a_tokenizer_without_a_pad_token_names_that_of_training(known: Meta, pad: str, tmp_path: Path) -> None:
+    """Without one no program reads several texts at once."""
+    write_json(tmp_path / "from" / "tokenizer_config.json", {"eos_token": "</s>", **known})
+    tokenizer(tmp_path / "from")
+    (tmp_path / "to").mkdir()
+    number = read_tokenizer(tmp_path / "from").tokenizer.token_to_id("</s>")
+    write_tokenizer(tmp_path / "from", tmp_path / "to", None, pad=number)
+    assert read_json(tmp_path / "to" / "tokenizer_config.json") == {"eos_token": "</s>", "pad_token": pad}
 
 
 def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
