@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
+from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from trnflow.tasks.data.format.conversation import Conversation, Row
@@ -258,7 +259,8 @@ class _Writing(NamedTuple):
             )
         notes, assistants = self._check(plain), self._assistants()
         for index in assistants:  # templates may leave out the thinking of earlier turns
-            check_answer(self.given.messages[index], plain, self.names(index), thinking=index == assistants[-1])
+            is_last = index == assistants[-1]
+            check_answer(self.given.messages[index], self._rest(index, plain), self.names(index), thinking=is_last)
         whole = turns == assistants
         spans = marked.spans if whole else [span for index in turns for span in self._blocks(index, marked.spans)]
         notes += [OUTSIDE] * (len(spans) < len(turns))
@@ -355,6 +357,11 @@ class _Writing(NamedTuple):
         with suppress(Exception):
             return self.text(index, add_generation_prompt=True)
         return None
+
+    def _rest(self, index: int, whole: str) -> str:
+        """Return a rendered conversation from message number `index` on: a list of tools before it names functions, too."""
+        before = self._prompt(index) if self.given.messages[index].get(CALLS) else None
+        return whole[len(commonprefix([before or "", whole])) :]
 
     def text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Render the messages before number `until`."""
