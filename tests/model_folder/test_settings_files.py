@@ -127,8 +127,12 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "labels", "given"),
     [
-        ("classification", ["a", "b", "c"], ', num_labels=3, problem_type="single_label_classification"'),
-        ("regression", ["price"], ', num_labels=1, problem_type="regression"'),
+        (
+            "classification",
+            ["a", "b", "c"],
+            ', num_labels=3, problem_type="single_label_classification", pad_token_id=0',
+        ),
+        ("regression", ["price"], ', num_labels=1, problem_type="regression", pad_token_id=0'),
         ("token_classification", ["O", "B-x", "I-x"], ", num_labels=3"),
         ("embedding", ["anchor", "positive"], ""),
         ("causal_lm", None, ""),
@@ -137,7 +141,7 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
 def test_the_card_of_an_adapter_opens_its_head(task: str, labels: list[str] | None, given: str, tmp_path: Path) -> None:
     shards = {"task": task, "labels": labels}
     for base, wanted in (("org/base", f"from_pretrained(FOLDER{given})"), (None, f"from_pretrained(BASE{given})`")):
-        write_card(tmp_path, shards, {"model_type": "bert"}, CardSource(base), adapter=True)
+        write_card(tmp_path, shards, {"model_type": "bert", "pad_token_id": 0}, CardSource(base), adapter=True)
         text = (tmp_path / "README.md").read_text()
         assert (wanted in text) == (base is not None or bool(given))
 

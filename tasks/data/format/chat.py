@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
-from os.path import commonprefix
 from typing import Any, NamedTuple
 
 from trnflow.tasks.data.format.conversation import Conversation, Row
@@ -345,9 +344,7 @@ class _Writing(NamedTuple):
                 "set format.chat_template to a template that renders turn by turn",
             )
         # DeepSeek-R1's prompt ends in `<think>`, so it differs from the text before the turn
-        start = next(
-            (at for at, (left, right) in enumerate(zip(prompt, through, strict=False)) if left != right), len(through)
-        )
+        start = _alike(prompt, through)
         content = self.given.messages[index].get("content")
         place = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
         return start if place < 0 else min(start, place)
@@ -361,7 +358,7 @@ class _Writing(NamedTuple):
     def _rest(self, index: int, whole: str) -> str:
         """Return a rendered conversation from message number `index` on: a list of tools before it names functions, too."""
         before = self._prompt(index) if self.given.messages[index].get(CALLS) else None
-        return whole[len(commonprefix([before or "", whole])) :]
+        return whole[_alike(before or "", whole) :]
 
     def text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Render the messages before number `until`."""
@@ -396,6 +393,12 @@ class _Marked(NamedTuple):
                 if not depth:
                     spans.append((start, at))
         return cls("".join(pieces), spans)
+
+
+def _alike(one: str, other: str) -> int:
+    """Return how many characters two texts have in common before they differ."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _cut(whole: str, spans: list[Span], out: list[Span], prompts: Iterable[int]) -> Iterator[Row]:
