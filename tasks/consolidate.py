@@ -206,7 +206,8 @@ def _write_tokenizer(
     longest = positions_of(empty)
     if tokens is not None and kind_of(shards.meta["task"]).per_row:  # a reward model's rows are a language model's
         longest = min(longest or tokens.meta["max_length"], tokens.meta["max_length"])
-    write_tokenizer(shards.path / "tokenizer", out.path, longest, inputs)
+    pad = empty.config.get_text_config().pad_token_id if kind_of(shards.meta["task"]).per_row else None
+    write_tokenizer(shards.path / "tokenizer", out.path, longest, inputs, pad)
     settle_tokenizer(out.path, out)
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.data.format.row_format import ROW_FORMAT_FILE
 from trnflow.tasks.kinds.registry import kind_of
 from trnflow.tasks.model_folder.model_card import table
 from trnflow.tasks.stage import read_json
@@ -29,6 +30,12 @@ print(logits.shape)
 TYPES = """\
 token_type_ids = np.zeros(({batch}, {length}), dtype=np.int64)  # of two texts, 1 from the second one's first token on
 """
+MEANING = {
+    "single_label_classification": "Their softmax is the probability of each label.",
+    "multi_label_classification": "The sigmoid of each is the score of its label.",
+    "regression": "They are the numbers that the model predicts.",
+}
+"""{`Kind.problem_type`: what a program makes of the logits}."""
 IN_A_DICT = '"{name}": {name}'
 
 
@@ -39,13 +46,22 @@ def write_readme(folder: Path, meta: ExportedMeta) -> None:
     padding, labels = int(config.get("pad_token_id") or 0), document.get("labels")
     parts = _onnx(document, meta, architecture, padding) if "file" in document else []
     parts = parts or _stablehlo(document, meta, architecture, padding)
-    if labels:
+    if meaning := _meaning(folder, meta):
+        parts.append(f"## Logits\n\n{meaning}")
+    if labels and not kind_of(meta["task"]).apart:  # whose target is no output
         parts.append(f"## Labels\n\n{table(('index', 'label'), enumerate(labels))}")
     parts.append(
         f"## Check\n\nOn {meta['rows_compared']} rows of random tokens with padding, the logits differ from those of PyTorch by "
         f"{meta['max_difference']:g} at most ({'onnxruntime' if 'file' in document else 'torch_xla or jax'}, on a CPU)."
     )
     (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
+
+
+def _meaning(folder: Path, meta: ExportedMeta) -> str:
+    kind, file = kind_of(meta["task"]), folder / ROW_FORMAT_FILE
+    decision = (read_json(file) if file.exists() else {}).get("decision") or {}
+    meaning = "They are a text's vector." if kind.apart else MEANING.get(kind.problem_type or "", "")
+    return f"{meaning} {kind.said_of(decision)}".strip()
 
 
 def _onnx(document: Meta, meta: ExportedMeta, architecture: str, padding: int) -> list[str]:

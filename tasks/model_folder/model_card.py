@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from trnflow.tasks.artifact import Meta
+from trnflow.tasks.kinds.kind import Kind
 from trnflow.tasks.kinds.registry import kind_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def _paragraphs(shards: CheckpointMeta, config: Meta, base: CardSource, adapter:
     architecture = (config.get("architectures") or [config["model_type"]])[0]
     yield f"# {architecture}{', a LoRA adapter' if adapter else ''}"
     yield f"A model for {kind_of(shards['task']).pipeline.replace('-', ' ')}, {_origin(base)} with trnflow."
-    yield _how_to_open(shards, base.name, adapter)
+    yield _how_to_open(shards, config, base.name, adapter)
     if said:
         yield said
     if adapter and not kind_of(shards["task"]).per_row:
@@ -79,13 +80,17 @@ def _opener(task: str) -> str:
     return kind.opener or f'transformers.pipeline("{kind.pipeline}", model=FOLDER{cut})'
 
 
-def _how_to_open(shards: CheckpointMeta, base: str | None, adapter: bool) -> str:
+def _how_to_open(shards: CheckpointMeta, config: Meta, base: str | None, adapter: bool) -> str:
     if not adapter:
         return f"    {_opener(shards['task'])}"
     kind = kind_of(shards["task"])
-    # peft takes the head's size, and by what a pipeline shows its outputs, from the base
-    head = {"num_labels": len(shards.get("labels") or ()), "problem_type": kind.problem_type}
-    given = "".join(f", {name}={json.dumps(value)}" for name, value in head.items() if value and not kind.apart)
+    # peft takes the head's size, by what a pipeline shows its outputs, and which token the head passes over, from the base
+    head: Meta = {"num_labels": len(shards.get("labels") or ()) or None, "problem_type": kind.problem_type}
+    if kind.auto_class == Kind.auto_class:
+        head["pad_token_id"] = config.get("pad_token_id")
+    given = "".join(
+        f", {name}={json.dumps(value)}" for name, value in head.items() if value is not None and not kind.apart
+    )
     if base is None:
         opened = f" by `transformers.{kind.auto_class}.from_pretrained(BASE{given})`" if given else ""
         return (

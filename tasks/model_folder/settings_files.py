@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from trnflow.tasks.artifact import Json, Meta
+from trnflow.tasks.data.special_tokens import special_tokens
+from trnflow.tasks.data.tokenization.folder_settings import TOKENIZER_CONFIG, TOKENIZER_JSON
+from trnflow.tasks.data.tokenization.tokenizer import read_tokenizer
 from trnflow.tasks.stage import Workdir, read_json, write_json
 
 NOT_LEARNT = (
@@ -66,18 +69,22 @@ def end_ids(tokens: Meta) -> dict[str, list[int]]:
     return {"ends": [end["id"] for end in tokens.get("ends", ())], "pads": list(tokens.get("pads", ()))}
 
 
-def write_tokenizer(folder: Path, to: Path, longest: int | None, inputs: Sequence[str] = ()) -> None:
+def write_tokenizer(
+    folder: Path, to: Path, longest: int | None, inputs: Sequence[str] = (), pad: int | None = None
+) -> None:
     """Copy the tokenizer's files, with `model_max_length` at most `longest`. inputs: what the tokenizer is to give, if
-    not what its class does."""
+    not what its class does; pad: the id of the token that fills rows, which it names if it names none."""
     for file in sorted(folder.iterdir()):
         shutil.copyfile(file, to / file.name)
-    settings = to / "tokenizer_config.json"
+    settings = to / TOKENIZER_CONFIG
     document: Meta = read_json(settings) if settings.exists() else {}
     given: Meta = {"model_input_names": [*inputs]} if inputs else {}
     limit = document.get("model_max_length")
     # with a larger one, or none, a pipeline fails on a long text: `truncation=True` cuts nothing
     if longest is not None and (not isinstance(limit, int | float) or limit > longest):
         given["model_max_length"] = longest
+    if pad is not None and (to / TOKENIZER_JSON).exists() and "pad_token" not in (special_tokens(to) or {}):
+        given["pad_token"] = read_tokenizer(to).tokenizer.id_to_token(pad)
     if given:
         write_json(settings, {**document, **given})
 

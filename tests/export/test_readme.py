@@ -40,3 +40,26 @@ def test_the_script_fits_the_shortest_graph(
     assert given["length"] == length and given["input_ids"].shape == (2, length)
     tokens = given["input_ids"][0, : given["attention_mask"][0].sum()]
     assert len(tokens) >= 1 and (padding or 0) not in tokens
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "said"),
+    [
+        ("classification", ["a", "b"], "Their softmax is the probability of each label."),
+        ("multi_label", ["a", "b"], "The sigmoid of each is the score of its label. A text has each label with a score of"
+         " at least 0.36, which"),
+        ("reranker", ["relevant"], "The sigmoid of each is the score of its label."),
+        ("regression", ["price"], "They are the numbers that the model predicts."),
+        ("embedding", ["anchor", "positive"], "They are a text's vector."),
+        ("causal_lm", None, ""),
+    ],
+)  # fmt: skip
+def test_it_says_what_logits_mean(task: str, labels: list[str] | None, said: str, tmp_path: Path) -> None:
+    document = {"batch": 2, "inputs": ["input_ids", "attention_mask"], "labels": labels, "lengths": [8]}
+    write_json(tmp_path / "export.json", {**document, "file": "model.onnx", "opset": 20})
+    write_json(tmp_path / "config.json", {"model_type": "bert", "pad_token_id": 0})
+    write_json(tmp_path / "trnflow.json", {"decision": {"threshold": 0.36}} if task == "multi_label" else {})
+    write_readme(tmp_path, {"task": task, "dtype": "float32", "rows_compared": 2, "max_difference": 1e-7})
+    text = (tmp_path / "README.md").read_text()
+    assert (f"## Logits\n\n{said}" in text) if said else "## Logits" not in text
+    assert ("## Labels" in text) == (labels is not None and task != "embedding")

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from huggingface_hub import ModelCard
 
-from tests.helpers.small_models import workdir
+from tests.helpers.small_models import tokenizer, workdir
 from trnflow.tasks.artifact import Meta
-from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, bert_pipeline
+from trnflow.tasks.data.tokenization.tokenizer import BERT_SPECIAL, bert_pipeline, read_tokenizer
 from trnflow.tasks.model_folder.model_card import CardSource, write_card
 from trnflow.tasks.model_folder.settings_files import (
     generation_settings,
@@ -72,6 +72,17 @@ def test_a_tokenizer_without_a_limit_gets_the_model_s(known: Meta, limit: int, t
     assert read_json(tmp_path / "any" / "tokenizer_config.json") == {"unk_token": "<unk>", **known}
 
 
+@pytest.mark.parametrize(("known", "pad"), [({}, "</s>"), ({"pad_token": "<pad>"}, "<pad>")])
+def test_a_tokenizer_without_a_pad_token_names_that_of_training(known: Meta, pad: str, tmp_path: Path) -> None:
+    """Without one no program reads several texts at once."""
+    write_json(tmp_path / "from" / "tokenizer_config.json", {"eos_token": "</s>", **known})
+    tokenizer(tmp_path / "from")
+    (tmp_path / "to").mkdir()
+    number = read_tokenizer(tmp_path / "from").tokenizer.token_to_id("</s>")
+    write_tokenizer(tmp_path / "from", tmp_path / "to", None, pad=number)
+    assert read_json(tmp_path / "to" / "tokenizer_config.json") == {"eos_token": "</s>", "pad_token": pad}
+
+
 def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
     shards = {
         "task": "classification",
@@ -116,8 +127,12 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("task", "labels", "given"),
     [
-        ("classification", ["a", "b", "c"], ', num_labels=3, problem_type="single_label_classification"'),
-        ("regression", ["price"], ', num_labels=1, problem_type="regression"'),
+        (
+            "classification",
+            ["a", "b", "c"],
+            ', num_labels=3, problem_type="single_label_classification", pad_token_id=0',
+        ),
+        ("regression", ["price"], ', num_labels=1, problem_type="regression", pad_token_id=0'),
         ("token_classification", ["O", "B-x", "I-x"], ", num_labels=3"),
         ("embedding", ["anchor", "positive"], ""),
         ("causal_lm", None, ""),
@@ -126,7 +141,7 @@ def test_the_hub_s_own_reader_reads_the_card(tmp_path: Path) -> None:
 def test_the_card_of_an_adapter_opens_its_head(task: str, labels: list[str] | None, given: str, tmp_path: Path) -> None:
     shards = {"task": task, "labels": labels}
     for base, wanted in (("org/base", f"from_pretrained(FOLDER{given})"), (None, f"from_pretrained(BASE{given})`")):
-        write_card(tmp_path, shards, {"model_type": "bert"}, CardSource(base), adapter=True)
+        write_card(tmp_path, shards, {"model_type": "bert", "pad_token_id": 0}, CardSource(base), adapter=True)
         text = (tmp_path / "README.md").read_text()
         assert (wanted in text) == (base is not None or bool(given))
 

@@ -258,7 +258,8 @@ class _Writing(NamedTuple):
             )
         notes, assistants = self._check(plain), self._assistants()
         for index in assistants:  # templates may leave out the thinking of earlier turns
-            check_answer(self.given.messages[index], plain, self.names(index), thinking=index == assistants[-1])
+            is_last = index == assistants[-1]
+            check_answer(self.given.messages[index], self._rest(index, plain), self.names(index), thinking=is_last)
         whole = turns == assistants
         spans = marked.spans if whole else [span for index in turns for span in self._blocks(index, marked.spans)]
         notes += [OUTSIDE] * (len(spans) < len(turns))
@@ -343,9 +344,7 @@ class _Writing(NamedTuple):
                 "set format.chat_template to a template that renders turn by turn",
             )
         # DeepSeek-R1's prompt ends in `<think>`, so it differs from the text before the turn
-        start = next(
-            (at for at, (left, right) in enumerate(zip(prompt, through, strict=False)) if left != right), len(through)
-        )
+        start = _alike(prompt, through)
         content = self.given.messages[index].get("content")
         place = through.find(content.strip(), len(before)) if isinstance(content, str) and content.strip() else -1
         return start if place < 0 else min(start, place)
@@ -355,6 +354,11 @@ class _Writing(NamedTuple):
         with suppress(Exception):
             return self.text(index, add_generation_prompt=True)
         return None
+
+    def _rest(self, index: int, whole: str) -> str:
+        """Return a rendered conversation from message number `index` on: a list of tools before it names functions, too."""
+        before = self._prompt(index) if self.given.messages[index].get(CALLS) else None
+        return whole[_alike(before or "", whole) :]
 
     def text(self, until: int | None = None, *, add_generation_prompt: bool = False, marked: bool = False) -> str:
         """Render the messages before number `until`."""
@@ -389,6 +393,12 @@ class _Marked(NamedTuple):
                 if not depth:
                     spans.append((start, at))
         return cls("".join(pieces), spans)
+
+
+def _alike(one: str, other: str) -> int:
+    """Return how many characters two texts have in common before they differ."""
+    pairs = enumerate(zip(one, other, strict=False))
+    return next((at for at, (left, right) in pairs if left != right), min(len(one), len(other)))
 
 
 def _cut(whole: str, spans: list[Span], out: list[Span], prompts: Iterable[int]) -> Iterator[Row]:

@@ -222,7 +222,8 @@ def _fit_vocabulary(config: Any, meta: PackedMeta, *, scratch: bool) -> None:
             f"the rows use a vocabulary of {meta['vocab_size']}, the model holds {config.vocab_size}",
             "use the model's own tokenizer (leave model.tokenizer out)",
         )
-    if config.pad_token_id is None and kind_of(meta["task"]).per_row:
+    if kind_of(meta["task"]).per_row and (config.pad_token_id is None or _is_causal(config)):
+        # a causal classifier's head looks for a row's last token that is not this one
         config.pad_token_id = meta["pad_id"]
 
 

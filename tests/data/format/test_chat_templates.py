@@ -295,6 +295,13 @@ def test_a_tool_call_that_the_template_leaves_out_is_refused(bench: Bench, tmp_p
         bench.texts(rows, task="chat", chat_template=source)
 
 
+def test_a_list_of_tools_is_no_call_of_one(bench: Bench, tmp_path: Path) -> None:
+    """As LFM2's template with blocks: it lists the tools, and writes an empty answer in place of a call."""
+    rows = rows_of(tmp_path, "messages", [json.dumps(TOOL_TALK)], tools=[json.dumps(TOOLS)])
+    with pytest.raises(DataError, match="message 2 has a tool call, and the chat template leaves it out"):
+        bench.texts(rows, task="chat", chat_template="{{ tools | tojson }}" + chat_template("chatml_macro"))
+
+
 def test_the_date_is_the_recipe_s(bench: Bench, tmp_path: Path) -> None:
     model, _ = chat_model(tmp_path / "model", chat_template("llama3_1"))
     rows = rows_of(tmp_path, "messages", [TALK])

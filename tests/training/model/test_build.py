@@ -45,6 +45,24 @@ def test_classifiers_see_each_row_alone(tmp_path, config) -> None:
     assert built.model.config.id2label == {0: "red", 1: "green", 2: "blue"}
 
 
+def test_a_causal_classifier_reads_the_token_before_the_padding_of_the_tokenizer(tmp_path) -> None:
+    """Whatever pad_token_id the base's config.json has: LLaMA 1 has 0, and its tokenizer no pad token."""
+    import transformers
+
+    fields = {name: value for name, value in LLAMA.items() if name != "model_type"}
+    base = transformers.LlamaConfig(**fields, vocab_size=64, pad_token_id=5)
+    transformers.LlamaForSequenceClassification(base).save_pretrained(tmp_path / "base")
+    packed = packed_classes(tmp_path / "packed", rows=6, lengths=[16])
+    built = build(pretrained(tmp_path / "base"), packed, seed=0, weights=True)
+    _, columns = first_rows(packed, 6)
+    with torch.no_grad():
+        ours = logits_of(built, *columns)
+        for row, (ids, segments) in enumerate(zip(columns[0].long(), columns[1], strict=True)):
+            alone = built.model.eval()(input_ids=ids[segments != 0][None]).logits
+            torch.testing.assert_close(ours[row], alone[0], rtol=1e-4, atol=1e-5)
+    assert built.model.config.pad_token_id == packed.meta["pad_id"] == 0
+
+
 def test_packed_segments_do_not_see_each_other(tmp_path) -> None:
     packed = packed_lm(tmp_path, rows=4)
     built = build(scratch(**LLAMA), packed, seed=0, weights=True)
