@@ -142,6 +142,22 @@ def test_an_unfinished_stage_is_said_to_go_on_from_its_newest_state(house: House
     assert said == "goes on from step 12"
 
 
+def test_what_another_recipe_left_unfinished_is_no_reason(house: House) -> None:
+    store, step = house.store(), plan_graph(house.graph({}), house.store()).steps["words"]
+    assert step.key is not None and step.document is not None
+    (state := house.folder / "state").mkdir()
+    (state / "weights").write_text("1")
+    store.partial("other").commit(4, state)
+    store.write_attempt("other", "a", {"stage": "words", "recipe": "other", "document": step.document})
+
+    def told(recipe: str) -> str:
+        assert step.key is not None and step.document is not None
+        return outlook(store, "words", step.key, step.document, lambda record, changes: ["lines"], recipe)
+
+    assert told("mine") == ""
+    assert told("other") == told("") == "starts from zero: the unfinished one differs in lines"
+
+
 def test_a_stage_that_changes_its_input_fails(house: House) -> None:
     with pytest.raises(DataError, match=r"changed its input sizes: sizes\.txt"):
         house.run(spoil_input=True)
