@@ -12,7 +12,7 @@ from trnflow.tasks.training.shared_types import Built
 def rate_factors(config: TrainConfig, built: Built) -> dict[str, float]:
     """Return {trained parameter: how many times the common learning rate it has}; those with the common rate are left out.
 
-    Raises ModelError when `train.learning_rate_mapping` names nothing that is trained, or what has other rates by parts before it.
+    Raises ModelError when `train.learning_rate_mapping` names nothing that is trained, or what has other rates by others.
     """
     trained = built.trained()
     ratio = config.lora and config.lora.loraplus_lr_ratio
