@@ -595,7 +595,7 @@ FAULTS = [
     Fault("checks: leakage is measured without the frozen rows", "flows/retraining/checks.py",
           "raw = _loaded(change, log, raw=True) if wants_raw else rows", "raw = rows", "flows/retraining/test_checks.py"),
     Fault("plans: another recipe's results are reasons", "flows/runner/plan.py",
-          "own = [] if lost else self.own(past)", "own = [] if lost else past", "flows/runner/test_reasons.py"),
+          "own = [] if lost else self.own(past)", "own = [] if lost else past", "flows/runner/test_runner.py"),
     Fault("predict: the time before the first batch does not count", "flows/cli/model/predict.py",
           "        count(done=0)\n", "", "flows/cli/test_predict_options.py"),
     Fault("training: a metric that chooses no weights is silent", "tasks/training/unread_settings.py",
