@@ -64,6 +64,12 @@ def lists_of(column: Column, kinds: tuple[type, ...]) -> bool:
     return bool(lists) and all(type(entry) in kinds for value in lists for entry in value)
 
 
+def has_one_entry(column: Column) -> bool:
+    """Return whether a column holds lists of one entry each."""
+    lists = _lists(column)
+    return bool(lists) and all(len(value) == 1 for value in lists)
+
+
 def _is_spans(column: Column) -> bool:
     spans = _values(column)
     return bool(spans) and all(

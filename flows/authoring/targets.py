@@ -15,7 +15,7 @@ from trnflow.flows.authoring.columns import (
 )
 from trnflow.flows.authoring.draft import Draft, Question, listed
 from trnflow.flows.authoring.look import Column
-from trnflow.flows.authoring.tagged import lists_of, refuse_numbers, spans_in, words_and_tags
+from trnflow.flows.authoring.tagged import has_one_entry, lists_of, refuse_numbers, spans_in, words_and_tags
 from trnflow.tasks.artifact import Meta
 from trnflow.tasks.data.load.labels import parse_rule
 
@@ -61,7 +61,14 @@ def multi_label(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | N
             )
     if not likely and form.get("task"):
         likely = lists or [c for c in columns.values() if any(is_several(value, c) for value in c.counts)]
-    return _with_targets("multi_label", columns, data, form, likely)
+    draft = _with_targets("multi_label", columns, data, form, likely)
+    if draft is not None and has_one_entry(draft.taken[-1][1]):
+        name = draft.taken[-1][1].name
+        draft.also.append(
+            f"also possible: format.task=classification, which answers with one label, as each list here has one; write "
+            f"{name} without its brackets for it"
+        )
+    return draft
 
 
 def regression(columns: dict[str, Column], data: Meta, form: Meta) -> Draft | None:

@@ -112,14 +112,15 @@ def _plan_json(step: Step, price_per_hour: float) -> PricedStage:
 
 
 def explain(options: Namespace) -> int:
-    """Print whether a stage is cached, or how its key document differs from the nearest of its past ones."""
+    """Print whether a stage is cached, or how its key document differs from the nearest of the recipe's past ones."""
     context = open_context(options.recipe, options.overrides, offline=True, create=False)
     graph = finetune(context.recipe)
     stage = graph.stage(options.stage)
     found = make_plan(graph, context)
     step = found.steps[stage]
     document = step.document
-    near = nearest_record(context.store.records(stage), document) if document and step.action != "hit" else None
+    past = found.own(context.store.records(stage)) if document and step.action != "hit" else []
+    near = nearest_record(past, document) if document else None
     changes = near[1] if near else []
     lines = [f"{stage}: {step.action} ({step.why})", *([f"key {step.key}"] if step.key else [])]
     if near:

@@ -48,23 +48,27 @@ def ending(error: BaseException) -> str:
     return "interrupted" if is_interruption(error) else "failed"
 
 
-def outlook(store: Store, stage: str, key: str, document: KeyDocument, told: Told) -> str:
+def outlook(store: Store, stage: str, key: str, document: KeyDocument, told: Told, recipe: str = "") -> str:
     """Say where a resumable stage would start: on from step N of its partial state, or from zero, and how the nearest
-    key that has partial state differs; "" if none has."""
+    key of the recipe ("": of any) that has partial state differs; "" if none has."""
     steps = store.partial(key).steps()
     if steps:
         return f"goes on from step {steps[-1]}"
-    changes = nearest_changes(unfinished(store, stage), document, told)
+    changes = nearest_changes(unfinished(store, stage, recipe), document, told)
     return f"starts from zero: the unfinished one differs in {changes}" if changes else ""
 
 
-def unfinished(store: Store, stage: str) -> list[Documented]:
-    """Return the key documents of a stage's keys that have partial state."""
+def unfinished(store: Store, stage: str, recipe: str = "") -> list[Documented]:
+    """Return the key documents of a stage's keys that have partial state. recipe: which tried last; "" for any."""
     found: list[Documented] = []
     for key in store.backend.folders("partial"):
         names = [document_name(name) for name in store.backend.names(f"attempts/{key}")]
         # partial state lies under its key alone: the newest journal that has the key document tells what it is of
         attempts = [store.attempt(key, name) for name in sorted(names, reverse=True)]
         told = (attempt for attempt in attempts if attempt.get("stage") == stage and "document" in attempt)
-        found += [{"document": attempt["document"]} for attempt in list(told)[:1]]
+        found += [
+            {"document": attempt["document"]}
+            for attempt in list(told)[:1]
+            if not recipe or attempt.get("recipe") in (None, "", recipe)
+        ]
     return found

@@ -160,7 +160,7 @@ def context_of(
 def make_plan(graph: Graph, context: RunContext) -> Plan:
     """Find out what a run would do with each stage, without running one. Sources are resolved here alone. Raises ConfigError
     if a source or a model can't be found, or settings don't fit the model or its tokenizer."""
-    plan = Plan(graph, context.store, context.resolver, context.lost, context.given)
+    plan = Plan(graph, context.store, context.resolver, context.lost, context.given, context.recipe.name)
     plan.note(context.recipe.machine)
     return plan
 

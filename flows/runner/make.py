@@ -155,7 +155,8 @@ class _Attempt:
         journal["holds"] = [RecordName(stage=step.name, key=str(step.key)) for step in self.before]
         if self.stage.resumable:  # it may leave partial state, which is told apart by what made it
             told = partial(in_words, self.store, None)
-            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document, told))
+            recipe = self.context.recipe.name
+            say(self.context.log, self.name, outlook(self.store, self.name, self.key, self.document, told, recipe))
             journal["document"] = self.document
         with self._journalled(journal), workplace(self.store.home, journal["attempt"]) as work:
             self.store.check_space(self._expected_bytes(), int(self.context.recipe.store.min_free_gb * 1e9))

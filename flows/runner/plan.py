@@ -10,6 +10,7 @@ import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from trnflow.flows.runner.attempts import outlook
@@ -24,12 +25,13 @@ from trnflow.tasks.documents import Documented, KeyDocument, Record, RecordedSta
 from trnflow.tasks.errors import TrnflowError
 from trnflow.tasks.events.event_types import PlannedStage
 from trnflow.tasks.keys.explain import ValueChange
-from trnflow.tasks.keys.hash_cache import Memo, Stamp, stamp
+from trnflow.tasks.keys.hash_cache import Memo, Stamp, in_threads, stamp
 from trnflow.tasks.keys.key_document import key_document, key_of
 from trnflow.tasks.sources.resolver import Resolver
 from trnflow.tasks.stage import Known, Role, stage_of
 from trnflow.tasks.store import Store
 from trnflow.tasks.store.layout import SHARD
+from trnflow.tasks.store.store import READERS
 
 RECENT = 50
 """Past records of a stage that a plan reads, to say what changed and what it will cost."""
@@ -187,12 +189,14 @@ class Plan:
         lost: Digests of blobs that were found missing or corrupt.
         start: The model in the store that training starts from; None if there is none, or while it is not known.
         given: {stage: what stands for its step}; what the stage reads is not looked up.
+        recipe: The recipe's name; "" compares with the runs of all.
         seconds: How long the plan took.
     """
 
     def __init__(
-        self, graph: Graph, store: Store, resolver: Resolver, lost: set[str], given: Mapping[str, Given] = GIVES_NOTHING
-    ) -> None:
+        self, graph: Graph, store: Store, resolver: Resolver, lost: set[str], given: Mapping[str, Given] = GIVES_NOTHING,
+        recipe: str = "",
+    ) -> None:  # fmt: skip
         begun = time.monotonic()
         self.graph = graph
         self.store = store
@@ -200,6 +204,7 @@ class Plan:
         self.notes: list[str] = []
         self.lost = lost
         self.given = given
+        self.recipe = recipe
         self._foreseen: dict[str, Meta] = {}
         self.found: dict[Lookup, Any] = {lookup: lookup.find(store, resolver) for lookup in graph.lookups(given)}
         for source in self.sources.values():
@@ -230,6 +235,22 @@ class Plan:
     def told(self, record: Documented, changes: Sequence[ValueChange]) -> list[str]:
         """Return what changed since a record, as texts."""
         return in_words(self.store, self.sources.get("data"), record, changes)
+
+    def own(self, records: Sequence[Record]) -> list[Record]:
+        """Return those of `records` that runs of this recipe made or found. What another recipe did is no reason."""
+        return [record for record in records if self._is_own(record)]
+
+    def _is_own(self, record: Record) -> bool:
+        # a journal that is lost, or of a store without recipes, tells of no other recipe
+        made_for = self.store.attempt(record["key"], record["attempt"]).get("recipe") if self.recipe else ""
+        return not made_for or made_for == self.recipe or (record["stage"], record["key"]) in self._on_record
+
+    @cached_property
+    def _on_record(self) -> set[tuple[str, str | None]]:
+        """(stage, key) of the recipe's newest runs: also of what another recipe made."""
+        read = in_threads(self.store.run, self.store.run_ids()[:RECENT], 1 if self.store.is_local else READERS)
+        runs = [run for run in read if run and run.get("recipe") == self.recipe]
+        return {(stage["stage"], stage["key"]) for run in runs for stage in run.get("stages", [])}
 
     def predict(self) -> None:
         """Look up anew what would be done with each node. What the lookups found stays."""
@@ -372,9 +393,12 @@ class Plan:
         if lost is None:
             return
         past = self._past(step)
-        why = lost or nearest_changes(past, step.document, self.told) or "never ran in this store"
+        own = [] if lost else self.own(past)
+        never = f"never ran for {self.recipe}" if past and self.recipe else "never ran in this store"
+        why = lost or nearest_changes(own, step.document, self.told) or never
         if step.node.stage.resumable:
-            why = "; ".join(filter(None, (why, outlook(self.store, step.name, step.key, step.document, self.told))))
+            start = outlook(self.store, step.name, step.key, step.document, self.told, self.recipe)
+            why = "; ".join(filter(None, (why, start)))
         kept = kept_steps(step, self.inputs_of(step), self.store.memo, stamp_of)
         if names := [name for name, of in kept.items() if self.store.record(of.name, str(of.key)) is not None]:
             why += f"; its {' and '.join(names).replace('_', ' ')} are kept"

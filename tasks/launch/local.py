@@ -141,6 +141,8 @@ class Guarded:
                 self._held = event["guard"].get("memory", 0)
             elif event is not None and "saves" in event:
                 self._saves = True
+                if self._interrupted:  # it began to save after it was asked to stop
+                    self._deadline = math.inf
             elif event is not None:
                 emit(event)
 

@@ -45,8 +45,9 @@ def check_after(root: str, tmp_path: Path, runs: list[int]) -> None:
 
 def share(root: str, tmp_path: Path, grace: float, seconds: float) -> tuple[list[int], dict[str, int]]:
     Store(root, tmp_path / "checker").prepare()
-    writers = [shop("write", root, str(tmp_path / name), name, str(seconds)) for name in ("one", "two")]
-    collector = shop("collect", root, str(tmp_path), str(grace), str(seconds + 1))
+    # at least so many of each: on a crowded machine a run may take seconds
+    writers = [shop("write", root, str(tmp_path / name), name, str(seconds), "4") for name in ("one", "two")]
+    collector = shop("collect", root, str(tmp_path), str(grace), str(seconds + 1), "3")
     return [finished(writer) for writer in writers], finished(collector)
 
 
@@ -72,7 +73,7 @@ def test_two_projects_share_a_bucket_while_garbage_is_collected(s3_root: str, tm
 def test_a_collector_killed_again_and_again_loses_nothing(tmp_path: Path) -> None:
     root = str(tmp_path / "store")
     Store(root, tmp_path / "checker").prepare()
-    writers = [shop("write", root, str(tmp_path / name), name, "5") for name in ("one", "two")]
+    writers = [shop("write", root, str(tmp_path / name), name, "5", "3") for name in ("one", "two")]
     kills = 0
     while any(writer.poll() is None for writer in writers):
         collector = shop("collect", root, str(tmp_path), "0.5", "30")

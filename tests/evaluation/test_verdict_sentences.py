@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, models
 
 from trnflow.tasks.data.tokenization.tokenizer import FastTokenizer
 from trnflow.tasks.evaluation.columns import ClassPredictions
+from trnflow.tasks.evaluation.verdicts import comparison
 from trnflow.tasks.evaluation.verdicts.classes import never_predicted
-from trnflow.tasks.evaluation.verdicts.comparison import Compared, no_better_than_a_baseline
+from trnflow.tasks.evaluation.verdicts.comparison import Compared, no_better_than_a_baseline, worse_on_rare_labels
 from trnflow.tasks.evaluation.verdicts.confidence import confidence
 from trnflow.tasks.evaluation.verdicts.facts import Facts, Known
 from trnflow.tasks.evaluation.verdicts.rows import endless_texts, rows_in_train
@@ -87,6 +88,13 @@ def test_a_model_from_nothing_is_told_unless_it_is_better_than_each_baseline() -
     facts: Any = SimpleNamespace(training={"scratch": True})
     assert from_nothing(facts, [beside(0.9, 0.01), beside(0.5, 0.5)]) is not None
     assert from_nothing(facts, []) is not None and from_nothing(facts, [beside(0.9, 0.01)]) is None
+
+
+def test_rare_labels_are_told_unless_a_baseline_is_better_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(comparison, "_on_rare_labels", lambda facts, worse: beside(0.0, 1.0))
+    facts: Any = SimpleNamespace(kind=SimpleNamespace(one_class=True), is_balanced=False)
+    assert worse_on_rare_labels(facts, []) is not None and worse_on_rare_labels(facts, [beside(1.0, 0.0)]) is not None
+    assert worse_on_rare_labels(facts, [beside(1.0, 0.0), beside(0.0, 1.0)]) is None
 
 
 def test_nothing_is_better_than_all_right() -> None:

@@ -114,6 +114,8 @@ FAULTS = [
           "    _sweep(worker, min(grace, LEFTOVER_GRACE))\n", "", "launch/test_local.py"),
     Fault("launch: memory of children does not count", "tasks/launch/guard.py",
           "pids += [child for thread", "[child for thread", "launch/test_memory.py"),
+    Fault("launch: a stage that begins to save when it is stopped has no grace", "tasks/launch/local.py",
+          "if self._interrupted:  # it began", "if self._is_late:  # it began", "launch/test_local.py"),
     Fault("launch: an old result is taken for a new one", "tasks/launch/local.py",
           "    call.result.unlink(missing_ok=True)\n", "", "launch/test_local.py"),
     Fault("launch: a call's file is open to all", "tasks/launch/call.py",

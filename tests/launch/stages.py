@@ -121,15 +121,15 @@ def leave(config: NapConfig, out: Workdir) -> Meta:
 
 
 def eat(config: NapConfig, out: Workdir) -> Meta:
-    """Takes 1 GiB, in the way `how`: held, child (in a process of its own), mapped (a file), reserved (and never used), or
+    """Takes 1 GiB, in the way `how`: held, child (in a process of its own), mapped (half, a file), reserved (and never used), or
     all at once more than there is (huge)."""
     if config.how == "mapped":
         (out.scratch / "large").write_bytes(b"x" * 2**26)
         with (out.scratch / "large").open("r+b") as file:
             mapped = mmap.mmap(file.fileno(), 0)
-            file.truncate(2**30)
-            mapped.resize(2**30)
-        return {"sum": sum(mapped[at] for at in range(0, 2**30, mmap.PAGESIZE))}
+            file.truncate(2**29)
+            mapped.resize(2**29)
+        return {"sum": sum(mapped[at] for at in range(0, 2**29, mmap.PAGESIZE))}
     if config.how == "reserved":
         return {"length": len(mmap.mmap(-1, 2**30, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))}
     if config.how == "child":

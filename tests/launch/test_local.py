@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import threading
@@ -197,6 +198,20 @@ def test_sigterm_to_every_process_twice_is_one_wish_to_stop(call_for, tmp_path):
     assert isinstance(caught[0], Interrupted) and "step 5" in caught[0].message
     assert (tmp_path / "saved").read_text() == "checkpoint"
     assert gone(pids)
+
+
+def test_a_stage_that_begins_to_save_when_it_is_stopped_has_its_grace(call_for, tmp_path, monkeypatch):
+    guarded = local.Guarded(call_for(tmp_path, stages.save, seconds=60))
+    guarded._guard = SimpleNamespace(send_signal=lambda number: None)
+    late = guarded._deadline
+    monkeypatch.setattr(guarded, "_lines", lambda: iter([b'{"saves": true}']))
+    guarded.follow(pytest.fail)
+    assert guarded._deadline == late < math.inf, "of a stage that was not stopped its own limit holds"
+    guarded._saves = False
+    guarded.interrupt()
+    assert guarded._deadline < late
+    guarded.follow(pytest.fail)
+    assert guarded._deadline == math.inf
 
 
 def test_an_exception_sent_into_the_thread_ends_the_call(call_for, tmp_path):

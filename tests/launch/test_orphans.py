@@ -12,8 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers import waiting
 from tests.helpers.products import sampled
-from tests.launch.processes import gone, marked, wait_for
+from tests.launch.processes import PATIENCE, gone, marked, wait_for
 
 PROJECT = Path(__file__).resolve().parents[2]
 
@@ -132,5 +133,5 @@ def test_no_moment_to_be_killed_at_leaves_anything(began, tmp_path):
         time.sleep(moment * 0.02)
         caller.kill()
         caller.wait()
-        assert gone(marked(mark)), f"moment {moment}"
-        assert marked(mark) == [], f"moment {moment}"
+        # a warm parent that has not noticed yet may fork while its descendants are listed: list them again
+        waiting.wait_for(lambda mark=mark: marked(mark) == [], PATIENCE, 0.02)

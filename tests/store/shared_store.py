@@ -1,7 +1,7 @@
-"""A process that writes to a shared store, or collects its garbage, until it is told to stop.
+"""A process that writes to a shared store, or collects its garbage, for so many seconds, and for LEAST runs or collections.
 
-    python -m tests.store.shared_store write ROOT FOLDER PROJECT SECONDS
-    python -m tests.store.shared_store collect ROOT FOLDER GRACE SECONDS
+    python -m tests.store.shared_store write ROOT FOLDER PROJECT SECONDS [LEAST]
+    python -m tests.store.shared_store collect ROOT FOLDER GRACE SECONDS [LEAST]
 
 A writer runs the toy pipeline with ever changing settings, as `execute` does, and says how many runs it made.
 """
@@ -27,22 +27,22 @@ from trnflow.tasks.store.location import open_backend
 from trnflow.tasks.system.clock import now
 
 WORDS = ("a bb ccc", "x yy zzz", "dddd ee f", "one two three four", "u v w", "tt", "seven eight", "nine ten")
-PATIENCE = 5.0
+PATIENCE = 60.0
 
 
 def main() -> None:
-    what, root, folder, third, seconds = sys.argv[1:]
+    what, root, folder, third, seconds, least = [*sys.argv[1:], "0"][:6]
     until = time.monotonic() + float(seconds)
     if what == "write":
-        print(json.dumps(write(root, Path(folder), third, until)))
+        print(json.dumps(write(root, Path(folder), third, until, int(least))))
     else:
-        print(json.dumps(collect_often(root, float(third), until)))
+        print(json.dumps(collect_often(root, float(third), until, int(least))))
 
 
-def write(root: str, folder: Path, project: str, until: float) -> int:
+def write(root: str, folder: Path, project: str, until: float, least: int) -> int:
     store = new_store(folder, root)
     count = 0
-    while time.monotonic() < until:
+    while time.monotonic() < until or count < least:
         wait_until_whole(store, run_once(store, folder, project, count))
         count += 1
     return count
@@ -81,9 +81,10 @@ def run_once(store: Store, folder: Path, project: str, count: int) -> Ran:
     return ran
 
 
-def collect_often(root: str, grace: float, until: float) -> dict[str, int]:
+def collect_often(root: str, grace: float, until: float, least: int) -> dict[str, int]:
+    """Collect; with `least`, until trash was removed as well."""
     counts = {"collections": 0, "swept": 0, "purged": 0, "restored": 0}
-    while time.monotonic() < until:
+    while time.monotonic() < until or counts["collections"] < least or (least and not counts["purged"]):
         done = collect(open_backend(root), Policy(keep_last=1, grace=grace), yes=True)
         counts["collections"] += 1
         counts["swept"] += done.swept.files.total()

@@ -7,6 +7,7 @@ import os
 import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -180,9 +181,12 @@ def _counted(results: Iterator[Meta], total: int) -> Iterator[Meta]:
     with Progress() as progress:
         log = EventLog(progress)
         progress.begin(log.state.begin("predict"))
+        count = partial(log.write, "progress", stage="predict", total=total, unit="rows", values={})
+        # a batch's rows come at once: without the time before the first, the rest would seem to take none
+        count(done=0)
         for done, result in enumerate(results, 1):
             cut, empty = cut + (CUT in result), empty + (REMARK in result)
-            log.write("progress", stage="predict", done=done, total=total, unit="rows", values={})
+            count(done=done)
             yield result
     if cut:
         say(f"note: {cut} of {total} texts are too long for the model and were cut (`cut`: tokens left out)")

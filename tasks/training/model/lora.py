@@ -96,13 +96,16 @@ def in_layers(numbers: Collection[int], layers: Sequence[str], model: str) -> li
 
 
 def values_by_layer(patterns: Mapping[str, int], layers: Sequence[str], model: str, setting: str) -> dict[str, int]:
-    """Return {layer: value of the first pattern that fits it}. Raises ModelError for a pattern that decides none."""
+    """Return {layer: value of the first pattern that fits it}. Raises ModelError for a pattern that decides none and
+    would change some."""
     matching_layers(patterns, layers, model, setting)
     first = {layer: next((pattern for pattern in patterns if _matches(pattern, layer)), None) for layer in layers}
-    for pattern in patterns:
-        if pattern not in first.values():
+    for pattern, value in patterns.items():
+        got = {patterns[str(first[layer])] for layer in layers if _matches(pattern, layer)}
+        if pattern not in first.values() and got != {value}:
             raise ModelError(
-                f"{setting}: all that {pattern} names has the value of a pattern before it", f"write {pattern} first"
+                f"{setting}: all that {pattern} names has another value by a pattern before it",
+                f"write {pattern} first",
             )
     return {layer: patterns[pattern] for layer, pattern in first.items() if pattern is not None}
 

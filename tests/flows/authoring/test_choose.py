@@ -9,6 +9,7 @@ import random
 import shutil
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -200,6 +201,15 @@ def test_columns_and_task_are_right(
     assert roles(draft) == wanted
     assert draft.settings["format"]["task"] == task
     assert draft.base in SCRATCH
+
+
+def test_lists_of_one_label_each_are_said_to_be_classes_as_well(tmp_path: Path) -> None:
+    def also(labels: Callable[[int], list[str]]) -> list[str]:
+        return taken(tmp_path, "t.jsonl", lines(lambda n: {"text": sentence(n), "labels": labels(n)})).also
+
+    (said,) = also(lambda n: [KINDS[n % 3]])
+    assert said.startswith("also possible: format.task=classification") and "write labels without" in said
+    assert also(lambda n: KINDS[: 1 + n % 2]) == also(lambda n: KINDS[: n % 2]) == []
 
 
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(range(256)) * 20

@@ -4,6 +4,7 @@ loaded."""
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from trnflow.flows.cli.model import predict
 from trnflow.flows.cli.model.predict import _check, _columns_in, _counted, _shown
 from trnflow.tasks.errors import ConfigError
+from trnflow.tasks.events import log as writer
 from trnflow.tasks.kinds.registry import kind_of
 
 
@@ -86,6 +88,20 @@ def test_texts_that_were_cut_and_empty_ones_are_counted_apart(monkeypatch: pytes
     ]
     said.clear()
     assert [*_counted(iter(results[:1]), 1)] == results[:1] and not said
+
+
+def test_the_time_left_counts_that_of_the_first_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, seen = [100.0], []
+    monkeypatch.setattr(writer, "present", lambda: now[0])
+    monkeypatch.setattr(predict.Progress, "begin", lambda progress, at: seen.append(at))
+
+    def in_batches() -> Iterator[dict[str, Any]]:
+        for _ in range(3):
+            now[0] += 10.0
+            yield from ({"label": "a"} for _ in range(4))
+
+    left = [seen[0].eta(now[0]) for _ in _counted(in_batches(), 12)]
+    assert (left[3], left[7], left[11]) == (20.0, 10.0, 0.0)
 
 
 def test_a_prediction_is_one_line_and_its_text_is_cut() -> None:

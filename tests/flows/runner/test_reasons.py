@@ -66,6 +66,25 @@ def test_rows_of_a_file(house: InProcessShell) -> None:
     assert why(house, "load_data") == "tickets.csv changed"  # how, the stage says in its error
 
 
+def test_another_recipe_of_the_home_is_no_reason(house: InProcessShell) -> None:
+    (house.folder / "other.yaml").write_text(RECIPE.replace("name: mine", "name: other"))
+
+    def planned(*overrides: str) -> dict[str, str]:
+        stages = house.json("plan", "other.yaml", *overrides)["stages"]
+        return {stage["stage"]: stage["why"] for stage in stages if stage["action"] == "run"}
+
+    longer = "tokenize.max_length=48"
+    assert planned(longer)["tokenize_text"] == "never ran for other"
+    assert "compared with" not in house("explain", "other.yaml", "tokenize_text", longer).stdout
+    # what it has found is its own
+    assert house("run", "other.yaml", "--until", *DATA).returncode == 0
+    assert planned(longer)["tokenize_text"] == "params.max_length: 32 -> 48"
+    assert house("run", "mine.yaml", longer, "--until", *DATA).returncode == 0
+    assert planned("tokenize.max_length=49")["tokenize_text"] == "params.max_length: 32 -> 49"
+    explained = house("explain", "other.yaml", "tokenize_text", "tokenize.max_length=49").stdout
+    assert "params.max_length: 32 -> 49" in explained and "compared with the record of" in explained
+
+
 def test_rows_that_were_dropped_count_and_settings_stand_beside_them(house: InProcessShell) -> None:
     limited = ("run", "mine.yaml", "data.limit={train: 20}", "data.dedupe=true", "--until", *DATA)
     assert house(*limited).returncode == 0

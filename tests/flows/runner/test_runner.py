@@ -10,6 +10,7 @@ import pytest
 from tests.flows.runner.toy import CountConfig, WordsConfig, graph, letters
 from tests.helpers.inline_calls import inline_calls  # noqa: F401 - a fixture
 from tests.helpers.runs import Ran, context, plan_graph, run_graph
+from tests.helpers.stores import recorded
 from trnflow.flows.runner.attempts import outlook
 from trnflow.flows.runner.graph import Graph, Node
 from trnflow.flows.runner.plan import Options, Step
@@ -140,6 +141,39 @@ def test_an_unfinished_stage_is_said_to_go_on_from_its_newest_state(house: House
         house.store().partial(step.key).commit(at, state)
     said = outlook(house.store(), "words", step.key, step.document, lambda record, changes: [])
     assert said == "goes on from step 12"
+
+
+def test_reasons_are_against_what_the_recipe_itself_made_or_found(house: House) -> None:
+    key = house.run().steps["words"].key
+
+    def why(recipe: str) -> str:
+        plan = plan_graph(house.graph({"upper": True}), house.store())
+        plan.recipe = recipe
+        plan.predict()
+        return plan.steps["words"].why
+
+    since = "params.upper: False -> True"
+    assert (why("toy"), why("other")) == (since, "never ran for other")
+    house.store().write_run(
+        "20260101T000000Z-000000", {"recipe": "other", "stages": [recorded("words", key, None, "hit")]}
+    )
+    assert why("other") == since, "it has found it"
+
+
+def test_what_another_recipe_left_unfinished_is_no_reason(house: House) -> None:
+    store, step = house.store(), plan_graph(house.graph({}), house.store()).steps["words"]
+    assert step.key is not None and step.document is not None
+    (state := house.folder / "state").mkdir()
+    (state / "weights").write_text("1")
+    store.partial("other").commit(4, state)
+    store.write_attempt("other", "a", {"stage": "words", "recipe": "other", "document": step.document})
+
+    def told(recipe: str) -> str:
+        assert step.key is not None and step.document is not None
+        return outlook(store, "words", step.key, step.document, lambda record, changes: ["lines"], recipe)
+
+    assert told("mine") == ""
+    assert told("other") == told("") == "starts from zero: the unfinished one differs in lines"
 
 
 def test_a_stage_that_changes_its_input_fails(house: House) -> None:

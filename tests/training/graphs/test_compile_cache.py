@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,9 +15,25 @@ from trnflow.tasks.config import graph_params, keyed_params
 from trnflow.tasks.errors import CompileError
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.train import TrainConfig
-from trnflow.tasks.training.graphs.compile_cache import cache_file
+from trnflow.tasks.training.graphs.compile_cache import cache_file, warn_of_misses
 
 COMMON: dict[str, Any] = {"engine": "native", "global_batch": 8, "max_steps": 2, "compile": True, "compile_cache": True}
+
+
+@pytest.mark.parametrize(
+    ("is_cached", "others", "said"), [(True, [0, 3], "compiled 7 graphs"), (True, [-2, -2], ""), (False, [0, 3], "")]
+)
+def test_graphs_that_any_rank_compiled_are_counted(
+    is_cached: bool, others: list[int], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._dynamo.utils import counters
+
+    monkeypatch.setitem(counters["inductor"], "fxgraph_cache_miss", 2)
+    warned: list[str] = []
+    world: Any = SimpleNamespace(gather=lambda misses: [misses + more for more in others])
+    out: Any = SimpleNamespace(warn=warned.append)
+    warn_of_misses(TrainConfig(**COMMON | {"compile_cache": is_cached}), world, out)
+    assert [said in text for text in warned] == [True] * bool(said)
 
 
 @pytest.mark.nightly

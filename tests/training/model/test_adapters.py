@@ -182,7 +182,7 @@ def test_an_embedding_that_is_the_output_layer_too_is_remarked(
         (
             LLAMA,
             {"method": "lora", "lora": {"rank_pattern": {"q_proj": 4, "layers.0.self_attn.q_proj": 2}}},
-            "all that layers.0.self_attn.q_proj names has the value of a pattern before it.*first",
+            "all that layers.0.self_attn.q_proj names has another value by a pattern before it.*first",
         ),
         (LLAMA, {"method": "lora", "lora": {"rank": 33}}, "rank is 33, and model.layers.0.self_attn.q_proj has 32 inputs"),
         (DISTILBERT, {"method": "lora"}, "peft knows no targets for a model of type distilbert.*all-linear.*q_lin"),

@@ -26,6 +26,7 @@ from trnflow.tasks.training.model.lora import (
     original_base,
     scaling,
     target_modules,
+    values_by_layer,
 )
 from trnflow.tasks.training.model.quantised import _check_share
 from trnflow.tasks.training.partition_specs import STYLES, Mesh, parameter_specs
@@ -203,3 +204,15 @@ def test_a_tenth_of_the_weights_may_stay_as_they_are(columns: int, fine: bool) -
 
     with nullcontext() if fine else pytest.raises(ModelError, match="such as experts"):
         _check_share(Model(), ["inside"], "int8", ())
+
+
+def test_the_first_pattern_that_fits_counts_and_one_without_effect_is_refused() -> None:
+    def values(patterns: dict[str, int]) -> dict[str, int]:
+        return values_by_layer(patterns, LAYERS, "Model", "train.lora.rank_pattern")
+
+    assert values({"0.attn.q_proj": 2, "q_proj": 4}) == {LAYERS[0]: 2, LAYERS[3]: 4}
+    assert values({"q_proj": 4, "0.attn.q_proj": 4}) == {LAYERS[0]: 4, LAYERS[3]: 4}, "the same value: harmless"
+    with pytest.raises(ModelError, match=r"all that 0\.attn\.q_proj names has another value by a pattern before it"):
+        values({"q_proj": 4, "0.attn.q_proj": 2})
+    with pytest.raises(ModelError, match="another value by a pattern before it"):
+        values({"q_proj": 4, "o_proj": 2, "0.attn.*": 2})

@@ -47,8 +47,14 @@ def test_a_part_that_is_not_trained_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_part_whose_rate_another_decides_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"all that layers.0.mlp names has the rate of a part before it"):
+    with pytest.raises(ModelError, match=r"all that layers.0.mlp names has another rate by a part before it"):
         factors(tmp_path, learning_rate_mapping={"layers.*": 1e-4, "layers.0.mlp": 1e-3})
+
+
+def test_a_part_that_another_gives_the_same_rate_is_harmless(tmp_path: Path) -> None:
+    rates = {"layers.*": 1e-4, "layers.0.mlp": 1e-4, "norm": 1e-2}
+    found = factors(tmp_path, learning_rate=1e-3, learning_rate_mapping=rates)
+    assert all(rate == pytest.approx(0.1) for name, rate in found.items() if ".layers." in name)
 
 
 def test_groups_of_loraplus_are_those_of_peft(tmp_path: Path) -> None:
