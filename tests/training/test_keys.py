@@ -12,7 +12,7 @@ from tests.training.toys import BERT, LLAMA, scratch
 from trnflow.tasks.artifact import Artifact
 from trnflow.tasks.compute_reference import reference_inputs, reference_settings
 from trnflow.tasks.config import NOT_KEYED
-from trnflow.tasks.consolidate import ConsolidateConfig, consolidate
+from trnflow.tasks.consolidate import ConsolidateConfig, consolidate, consolidate_inputs
 from trnflow.tasks.precompile import precompile
 from trnflow.tasks.stage import stage_of
 from trnflow.tasks.train import TrainConfig, train
@@ -54,6 +54,17 @@ def test_a_reference_is_that_of_the_weights_or_of_the_seed_that_draws_them() -> 
     assert keyed(1) != keyed(2), "the seed draws a model from scratch"
     assert keyed(1, {"files": {}}) == keyed(2, {"files": {}}) != keyed(1, {"files": {"a": "b"}})
     assert keyed(1, start="sha256:a") == keyed(2, start="sha256:a") != keyed(1, start="sha256:b")
+
+
+def test_validation_rows_are_in_the_key_of_a_classifier_that_they_calibrate() -> None:
+    def keyed(digest: str, task: str = "classification", *, calibrate: bool = True) -> Any:
+        packed, shards = (Artifact(named, named, {"task": task}, ()) for named in (digest, "shards"))
+        given = {"shards": shards, "model": scratch(**BERT), "packed": packed}
+        return consolidate_inputs(ConsolidateConfig(calibrate=calibrate), given)
+
+    assert keyed("a") != keyed("b")
+    assert keyed("a", calibrate=False) == keyed("b", calibrate=False)
+    assert keyed("a", "regression") == keyed("b", "regression")
 
 
 def test_a_reference_is_of_the_type_in_which_training_holds_the_base() -> None:
